@@ -9,5 +9,6 @@ ranks that run them. Packages, bottom first: ``mesh``, ``runtime``, ``collective
 from blufunc import _lazy
 
 with _lazy.names(__name__):
+    from blufunc.parallel.layouts.activations import annotated as annotated
     from blufunc.parallel.layouts.search import search as search
     from blufunc.parallel.recipes import *  # noqa: F403 - each by its own name

@@ -15,16 +15,22 @@ from typing import Any
 
 from blufunc.core.pytree import tree
 from blufunc.kernels.tables import duration, size, table
-from blufunc.parallel.layouts.program import Layouts, Program, spec_of
-from blufunc.parallel.layouts.strategies import Strategy, label
+from blufunc.parallel.layouts.activations import annotated
+from blufunc.parallel.layouts.program import Program, spec_of
+from blufunc.parallel.layouts.stages import FoundPipeline
+from blufunc.parallel.layouts.strategies import Layouts, Strategy, Streams, label, tensor_axes
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
 from blufunc.parallel.mesh.spec import PartitionSpec
+from blufunc.parallel.reports.hardware import LinkSpec
 from blufunc.parallel.reports.plan import Forecast
 from blufunc.transforms.arguments import name_of, signature_of
 from blufunc.transforms.staging.jit import jit
 
 _SHOWN = 10
 """Rows of the printed table."""
+
+_PIPELINES = 5
+"""Pipelines of it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,6 +39,7 @@ class FoundLayout:
 
     Attributes:
       mesh: the mesh.
+      links: the links of its axes.
       forecast: the plan: memory, collectives and times of a device, as of ``bf.plan``.
       memory: the limit in bytes on the peak of a device, or None.
       memory_budget: the budget in bytes that the plan is within, to be passed to ``jit``; None: none is needed.
@@ -43,13 +50,20 @@ class FoundLayout:
     layouts: Layouts = dataclasses.field(repr=False)
     strategy: Strategy | None = dataclasses.field(repr=False)
     forecast: Forecast = dataclasses.field(repr=False)
+    links: Mapping[str, LinkSpec] = dataclasses.field(repr=False)
     memory: float | None
     memory_budget: int | None = None
+    streams: Streams = dataclasses.field(default=(), repr=False)
 
     @functools.cached_property
     def label(self) -> str:
         """The kind of each mesh axis: ``FSDP over data, tensor parallel over model``."""
-        return label(self.program.groups, self.mesh.abstract, self.layouts)
+        return label(self.program.groups, self.mesh.abstract, self.layouts, self.streams)
+
+    @property
+    def activations(self) -> Mapping[str, PartitionSpec]:
+        """The specs of activations by source line, for ``annotated``."""
+        return self.program.annotations(self.mesh.abstract, self.layouts, self.streams)
 
     @property
     def lines(self) -> str:
@@ -69,7 +83,13 @@ class FoundLayout:
             for d, own in enumerate(layout)
             if not axes.issuperset(own)
         }
-        return ", ".join(k.name for k in groups.lines if others.intersection(k.dims))
+        names = [k.name for k in groups.lines if others.intersection(k.dims)]
+        tensor = tensor_axes(groups, self.mesh.abstract, self.layouts)
+        for axis, i in self.streams:
+            ends, free = groups.regions(tensor[axis])
+            d = next(e.roots.index(free[i]) for e in ends if e.rows and free[i] in e.roots)
+            names.append(f"activations[{d}]")
+        return ", ".join(names)
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -143,7 +163,7 @@ class FoundLayout:
         """
         ins, outs = self._tree(self.mesh if mesh is None else mesh, lambda s: s)
         return jit(
-            self.program.fun,
+            annotated(self.program.fun, self.activations) if self.activations else self.program.fun,
             in_shardings=ins,
             out_shardings=outs,
             donate_argnums=self.program.donate,
@@ -164,7 +184,8 @@ class FoundLayout:
         """The layout as the text of a program, to read and to keep.
 
         It expects the step under its name, or as ``step`` if it has none that can be written; its arguments under the
-        names of its parameters; and so what is bound to it, unless that is written as a literal.
+        names of its parameters, those of ``*args`` as ``args0`` and so on; and so what is bound to it, unless that is
+        written as a literal.
         """
         heads = self.program.groups.heads
         # an argument without leaves has no name of its own
@@ -176,6 +197,9 @@ class FoundLayout:
         options = [f"donate_argnums={self.program.donate}"] if self.program.donate else []
         options += [f"memory_budget={self._budget}"] if self._budget is not None else []
         step, binds = _step_code(self.program.fun)
+        activations = self.activations
+        if activations:
+            step = f"bf.parallel.annotated({step}, activations)"
         shardings = ["in_shardings=in_shardings", "out_shardings=out_shardings"]
         return "\n".join(
             [
@@ -189,6 +213,9 @@ class FoundLayout:
                 "specs = {",
                 *(f'    "{path}": {spec},' for path, spec in self.specs.items()),
                 "}  # * is an index; what is not here is replicated",
+                *(["activations = {  # or bf.constrain(value, spec) on these lines"] if activations else []),
+                *(f'    "{key}": {spec},' for key, spec in activations.items()),
+                *(["}"] if activations else []),
                 "",
                 "",
                 "def shardings(name, argument):",
@@ -231,7 +258,7 @@ class FoundLayout:
         return f"{'' if kind is tuple else kind.__name__}({', '.join(parts)}{',' * (len(parts) == 1)})"
 
     def __str__(self) -> str:
-        rows = [(path, str(spec)) for path, spec in self.specs.items()]
+        rows = [(path, str(spec)) for path, spec in (*self.specs.items(), *self.activations.items())]
         said = ", ".join(f"{k}={v!r}" for k, v in self.options.items())
         head = f"{self.label} on {self.mesh.size:,} devices ({self.mesh})" + (
             f", with {said}" if said else ""
@@ -242,7 +269,13 @@ class FoundLayout:
             f"{size(self.peak_bytes)} on each device"
         )
         return "\n".join(
-            [head, figures, table(("argument", "spec"), rows) if rows else "all arguments are replicated"]
+            [
+                head,
+                figures,
+                table(("argument" + " or value" * bool(self.activations), "spec"), rows)
+                if rows
+                else "all arguments are replicated",
+            ]
         )
 
 
@@ -285,6 +318,9 @@ class FoundLayouts(Sequence):
       search_seconds: how long the search took.
       skipped: the number of layouts that were not planned, since their arguments alone do not fit.
       failed: the number of layouts that could not be partitioned, and the first reason; None if there are none.
+      pipelines: the pipelines of a step whose layers are a loop, best first. They change the program, so they are no
+        layouts: ``pipelines[0].code()`` says how to write one.
+      why_no_pipelines: the reason if none could be planned of such a step; else empty.
     """
 
     def __init__(
@@ -293,9 +329,13 @@ class FoundLayouts(Sequence):
         search_seconds: float,
         skipped: int,
         failed: tuple[int, str] | None,
+        pipelines: Sequence[FoundPipeline] = (),
+        why_no_pipelines: str = "",
     ):
         self.rows = tuple(sorted(rows, key=lambda r: r.rank))
         self.search_seconds, self.skipped, self.failed = search_seconds, skipped, failed
+        self.pipelines = tuple(sorted(pipelines, key=lambda p: p.rank))
+        self.why_no_pipelines = why_no_pipelines
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -358,6 +398,14 @@ class FoundLayouts(Sequence):
         yield f"{len(self)} layouts planned{more}"
         if self.failed is not None:
             yield f"{self.failed[0]} layouts could not be partitioned: {self.failed[1]}"
+        if self.pipelines:
+            head = ["pipeline", "mesh", "a call", "bubble", "sends", "memory", "than the best layout"]
+            best = self.best.seconds
+            yield ""
+            yield table(head, [p.row(best) for p in self.pipelines[:_PIPELINES]], head[2:6])
+            yield f"{len(self.pipelines)} pipelines; .pipelines[0].code() writes the first"
+        elif self.why_no_pipelines:
+            yield f"no pipeline: {self.why_no_pipelines}"
 
     def _reason(self, row: FoundLayout) -> str:
         """Why a layout is not the best one."""

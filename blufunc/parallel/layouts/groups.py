@@ -19,6 +19,7 @@ from blufunc.core.ir.jaxpr import Jaxpr, Var, subjaxprs
 from blufunc.core.pytree import paths, tree
 from blufunc.parallel.collectives.primitives import equations
 from blufunc.parallel.collectives.shard_map import shard_map_p
+from blufunc.parallel.layouts.activations import Boundary, boundaries, features, streams
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.partition.axis_priority import Lines
@@ -92,20 +93,27 @@ class Groups:
       donated: a flag per leaf.
 
     Attributes:
-      heads: the name of each argument.
+      heads: the name of each argument with leaves, numbered where a parameter takes several: ``args0``, ``args1``.
       names: the path of each leaf.
       avals: its type.
       carried: for each result the argument leaf that it replaces in the next call, or None.
       groups: the groups.
       lines: those that save something or have data on them, the batch first, then by saving.
       stacked: the dimensions of groups that loops step through, such as one of layers.
+      jaxpr, nodes, roots: the program as it is partitioned, the nodes of its equations, and the lines of all their
+        dimensions.
+      roots_of: the latter of each line.
+      features: those of weights, which are contracted.
     """
 
     def __init__(self, fun: Any, args: tuple, jaxpr: Jaxpr, out_tree: Any, donated: Sequence[bool]):
         found = paths.flatten_with_path(args)[0]
         labels = labels_of(fun, tree.structure((args, {})))
-        heads = [re.split(r"[.\[]", label)[0] for label in labels]
-        self.heads = [head for _, head in dict(zip((p[0].idx for p, _ in found), heads, strict=True)).items()]
+        places = [path[0].idx for path, _ in found]
+        by_place = dict(zip(places, (re.split(r"[.\[]", label)[0] for label in labels), strict=True))
+        by_place = dict(zip(by_place, _distinct(list(by_place.values())), strict=True))
+        self.heads = list(by_place.values())
+        heads = [by_place[i] for i in places]
         rest = [paths.keystr(path[1:], simple=True, separator=".") for path, _ in found]
         self.names = [f"{h}.{r}" if r else h for h, r in zip(heads, rest, strict=True)]
         variables = jaxpr.invars[len(jaxpr.invars) - len(found) :]
@@ -113,11 +121,12 @@ class Groups:
         self.carried = _carried(args, self.avals, out_tree, [a.aval for a in jaxpr.outvars], donated)
         whole = divisible(jaxpr)
         nothing = [((),) * v.aval.ndim for v in whole.invars]
-        nodes = Propagation(whole, _one_device(whole), nothing, [None] * len(whole.outvars)).all_nodes
-        lines = Lines(nodes)
+        plan = Propagation(whole, _one_device(whole), nothing, [None] * len(whole.outvars))
+        self.jaxpr, nodes, self.nodes = whole, plan.all_nodes, plan.nodes
+        self.roots = lines = Lines(nodes)
         variables = whole.invars[len(whole.invars) - len(found) :]
         root = lambda leaf, d: lines.of(variables[leaf], d)
-        self.groups = _grouped(self.names, self.avals, self._roles([p[0].idx for p, _ in found]), root)
+        self.groups = _grouped(self.names, self.avals, self._roles(places), root)
         saved = lines.saved(nodes)
         steps = {lines.of(v, 0) for v in _stacks(whole)}
         self.stacked = frozenset(
@@ -127,6 +136,31 @@ class Groups:
             if root(group.leaves[0], d) in steps
         )
         self.lines = _lines(self.groups, root, saved, self.stacked)
+        self.roots_of = [
+            frozenset(root(leaf, d) for g, d in line.dims for leaf in self.groups[g].leaves)
+            for line in self.lines
+        ]
+        of_parameters = frozenset(
+            root(leaf, d)
+            for group in self.groups
+            if group.role != "data"
+            for leaf in group.leaves
+            for d in range(group.aval.ndim)
+        )
+        self.features = features(self.nodes, lines, of_parameters)
+        self._streams: dict[tuple[int, ...], tuple[list[Boundary], list[Any]]] = {}
+
+    def regions(self, lines: tuple[int, ...]) -> tuple[list[Boundary], list[Any]]:
+        """The ends of tensor-parallel regions, and the free lines between them.
+
+        Args:
+          lines: the lines that the regions shard.
+        """
+        if lines not in self._streams:
+            sharded = self.features & frozenset[Any]().union(*(self.roots_of[i] for i in lines))
+            ends = boundaries(self.jaxpr, self.nodes, self.roots, sharded, self.features) if sharded else []
+            self._streams[lines] = ends, streams(ends, self.features)
+        return self._streams[lines]
 
     def _roles(self, argument: Sequence[int]) -> list[str]:
         """The role of each leaf: data, or something that lives longer than a call."""
@@ -134,6 +168,19 @@ class Groups:
         if not kept and len(set(argument)) > 1:
             kept = {argument[0]}  # a function of parameters and data
         return ["parameter" if a in kept else "data" for a in argument]
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names of arguments, of which no two are equal: those of ``*args`` are numbered."""
+    found = list(names)
+    for name in dict.fromkeys(names):
+        same = [i for i, other in enumerate(names) if other == name]
+        if len(same) > 1:
+            numbered = ([f"{name}{'_' * j}{n}" for n in range(len(same))] for j in itertools.count())
+            new = next(own for own in numbered if not set(own) & set(names))
+            for i, own in zip(same, new, strict=True):
+                found[i] = own
+    return found
 
 
 def _one_device(jaxpr: Jaxpr) -> AbstractMesh:

@@ -17,7 +17,9 @@ from blufunc.core.ir.avals import DEVICE
 from blufunc.core.ir.jaxpr import Jaxpr, subjaxprs
 from blufunc.core.programs.simplify import simplify
 from blufunc.core.pytree import paths, tree
+from blufunc.parallel.layouts.activations import keys_in, with_annotations
 from blufunc.parallel.layouts.groups import Groups
+from blufunc.parallel.layouts.strategies import Layouts, Streams, stream_annotations
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.mesh.sharding import NamedSharding, replicated
 from blufunc.parallel.mesh.spec import PartitionSpec
@@ -27,9 +29,6 @@ from blufunc.parallel.reports.hardware import DeviceSpec, LinkSpec
 from blufunc.parallel.reports.plan import Forecast, forecast, planning_device
 from blufunc.transforms.arguments import ShapeDtypeStruct, abstract
 from blufunc.transforms.staging.jit import Jitted, jit
-
-Layouts = tuple[Layout, ...]
-"""The layout of each group."""
 
 
 class Program:
@@ -52,12 +51,16 @@ class Program:
 
     def __init__(self, step: Callable, args: tuple, options: Mapping[str, Any]):
         self.options = dict(options)
+        self._step, self._args = step, args
+        self._parts: dict[int, Program] = {}
         own = step.fun if isinstance(step, Jitted) else step
         self.fun = functools.update_wrapper(functools.partial(own, **options), own) if options else own
         self.donate = tuple(sorted(step.donate_nums)) if isinstance(step, Jitted) else ()
         self.budget = step.budget if isinstance(step, Jitted) else None
         self._lowered = jit(self.fun, donate_argnums=self.donate, memory_budget=self.budget).lower(*args)
         self._whole = simplify(planning_device().backend.chosen(self._lowered.jaxpr))
+        self._annotated: dict[Any, Jaxpr] = {}
+        self._annotations: dict[Any, dict[str, PartitionSpec]] = {}
         self.in_tree, self.out_tree = tree.structure(args), self._lowered.traced.entry.out_tree
         self.groups = Groups(self.fun, args, self._whole, self.out_tree, self._lowered.traced.donated)
         self.size = _equations(self._whole)
@@ -69,6 +72,7 @@ class Program:
         device: DeviceSpec,
         links: Mapping[str, LinkSpec],
         budget: int | None = None,
+        streams: Streams = (),
     ) -> Forecast:
         """The forecast of layouts; within a budget in bytes, if there is one.
 
@@ -76,9 +80,52 @@ class Program:
           MemoryBudgetError: no plan meets the budget.
         """
         leaves = self.shardings(mesh, layouts)
-        ins = [replicated(mesh)] * (len(self._whole.invars) - len(leaves)) + leaves
-        local = partitioned(self._lowered, self._whole, mesh, ins, self.results(leaves))
+        whole = self._with(self.annotations(mesh, layouts, streams))
+        ins = [replicated(mesh)] * (len(whole.invars) - len(leaves)) + leaves
+        local = partitioned(self._lowered, whole, mesh, ins, self.results(leaves))
         return forecast(local if budget is None else local._replace(budget=budget), device, links)
+
+    def annotations(self, mesh: AbstractMesh, layouts: Layouts, streams: Streams) -> dict[str, PartitionSpec]:
+        """The specs of activations if axes shard the stream between their regions."""
+        if not streams:
+            return {}
+        key = mesh, layouts, streams
+        if key not in self._annotations:
+            known = keys_in(self._lowered.traced.jaxpr)
+            found = stream_annotations(self.groups, mesh, layouts, streams)
+            self._annotations[key] = {k: spec for k, spec in found.items() if k in known}
+        return self._annotations[key]
+
+    def _with(self, specs: Mapping[str, PartitionSpec]) -> Jaxpr:
+        """The program with annotations."""
+        if not specs:
+            return self._whole
+        key = tuple(specs.items())
+        if key not in self._annotated:
+            jaxpr = with_annotations(self._lowered.traced.jaxpr, specs)
+            self._annotated[key] = simplify(planning_device().backend.chosen(simplify(jaxpr)))
+        return self._annotated[key]
+
+    def microbatch(self, n: int) -> Program:
+        """The step on one of ``n`` equal parts of the batch.
+
+        Raises:
+          BlufuncError: the step cannot be traced with it.
+        """
+        if n not in self._parts:
+            batch = {
+                leaf: d
+                for g, d in self.groups.lines[0].dims
+                if self.groups.groups[g].role == "data"
+                for leaf in self.groups.groups[g].leaves
+            }
+            leaves = tree.leaves(self._args)
+            for i, d in batch.items():
+                x = leaves[i]
+                shape = (*x.shape[:d], x.shape[d] // n, *x.shape[d + 1 :])
+                leaves[i] = ShapeDtypeStruct(shape, x.dtype, weak_type=abstract(x).weak_type)
+            self._parts[n] = Program(self._step, tree.unflatten(self.in_tree, leaves), self.options)
+        return self._parts[n]
 
     def shardings(self, mesh: Any, layouts: Layouts) -> list[NamedSharding]:
         """The sharding of each argument leaf."""

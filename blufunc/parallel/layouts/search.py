@@ -8,6 +8,7 @@ so a search finds the same everywhere.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -25,16 +26,20 @@ from blufunc.kernels.backends.cuda.device_model import (
 )
 from blufunc.kernels.tables import size
 from blufunc.parallel.layouts.found import FoundLayout, FoundLayouts
-from blufunc.parallel.layouts.program import Layouts, Program, checked_arguments
+from blufunc.parallel.layouts.program import Program, checked_arguments
+from blufunc.parallel.layouts.stage_search import Stages
 from blufunc.parallel.layouts.strategies import (
     ISLAND,
+    Layouts,
     Strategy,
+    Streams,
     changes,
     layouts_of,
     neighbours,
     options,
     space,
     strategies,
+    stream_options,
     translated,
 )
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
@@ -56,6 +61,9 @@ _WORK, _FEWEST, _MOST = 16_000, 16, 160
 _KEPT = 3
 """Candidates that are planned with other choices of the step, or in a budget."""
 
+_PIPELINES = 16
+"""The most plans for pipelines, at most a quarter of those of layouts."""
+
 _DOUBLINGS = 6
 """Doublings of the devices that are planned if nothing fits."""
 
@@ -76,7 +84,8 @@ def search(
     their combinations over the mesh axes, found from the dimensions that operations tie together; each is planned as by
     ``bf.plan``, and ranked by ``Forecast.scheduled_seconds`` among those that fit. Nothing runs, and the time of a
     search does not depend on the size of the mesh. Results that have the structure and types of an argument, such as
-    new parameters, get its layout.
+    new parameters, get its layout. Between tensor-parallel regions activations may be sharded too, by annotations that
+    ``code()`` writes. If the layers are a loop, ``pipelines`` has the best schedules, with a program text.
 
     Args:
       step: a function, under ``jit`` or not. ``donate_argnums`` of its ``jit`` count in the plans.
@@ -111,7 +120,10 @@ def search(
     found = _Search(programs, places, device, limit, most)
     found.run()
     rows = [row for row in found.known.values() if row is not None]
-    return FoundLayouts(rows, time.perf_counter() - start, found.skipped, found.failed)
+    stages = Stages(rows, isinstance(mesh, int), device, limit, min(_PIPELINES, most // 4))
+    stages.run()
+    seconds = time.perf_counter() - start
+    return FoundLayouts(rows, seconds, found.skipped, found.failed, stages.found, stages.reason)
 
 
 class _Search:
@@ -150,9 +162,12 @@ class _Search:
                     *(options(groups, mesh, g) for g in range(len(groups.groups)))
                 ):
                     self.plan(program, 0, layouts)
+            self._spread(len(self.known))
         else:
             self._strategies()
+            self._spread(_KEPT)
             self._change()
+            self._spread(1)
             self._refine()
         if not self._rows() and self._error is not None:
             raise self._error
@@ -168,13 +183,14 @@ class _Search:
         layouts: Layouts,
         strategy: Strategy | None = None,
         force: bool = False,
+        streams: Streams = (),
     ) -> FoundLayout | None:
         """The plan of a candidate; None if it cannot fit, or if no plans are left.
 
         Args:
           force: plan it even if its arguments do not fit.
         """
-        key = program, place, layouts
+        key = program, place, layouts, streams
         if key in self.known and not (force and self.known[key] is None):
             return self.known[key]
         mesh, links = self.places[place]
@@ -187,13 +203,13 @@ class _Search:
             return None
         self.left -= 1
         try:
-            forecast = program.plan(mesh.abstract, layouts, self.device, links)
+            forecast = program.plan(mesh.abstract, layouts, self.device, links, streams=streams)
         except errors.ShardingError as error:
             self._error = self._error or error
             self.failed = ((self.failed or (0, ""))[0] + 1, (self.failed or (0, error.what))[1])
             self.known[key] = None
             return None
-        found = FoundLayout(program, mesh, layouts, strategy, forecast, self.memory)
+        found = FoundLayout(program, mesh, layouts, strategy, forecast, links, self.memory, streams=streams)
         self.known[key] = found
         return found
 
@@ -222,7 +238,9 @@ class _Search:
                     strategy = translated(row.strategy, row.program.groups, program.groups)
                     self._of_strategy(program, self._place(row), strategy)
 
-    def _of_strategy(self, program: Program, place: int, strategy: Strategy) -> FoundLayout | None:
+    def _of_strategy(
+        self, program: Program, place: int, strategy: Strategy, streams: Streams = ()
+    ) -> FoundLayout | None:
         """The plan of a strategy; None also if an axis cannot divide one of its lines."""
         mesh = self.places[place][0].abstract
         layouts = layouts_of(program.groups, mesh, strategy)
@@ -230,7 +248,24 @@ class _Search:
             for i in along.lines:
                 if not any(axis in layouts[g][d] for g, d in program.groups.lines[i].dims):
                     return None
-        return self.plan(program, place, layouts, strategy)
+        if streams not in stream_options(program.groups, mesh, layouts):
+            streams = ()  # that of another layout
+        return self.plan(program, place, layouts, strategy, streams=streams)
+
+    def _spread(self, kept: int) -> None:
+        """Shard the stream between tensor-parallel regions.
+
+        Args:
+          kept: the number of the best candidates, and of the fastest ones, for which that is planned.
+        """
+        rows = [r for r in self._rows() if not r.streams]
+        options_of = lambda r: stream_options(r.program.groups, r.mesh.abstract, r.layouts)
+        fastest = sorted(rows, key=lambda r: r.seconds)
+        for several in (rows, fastest):  # with a sharded stream, less memory is needed
+            with_options = (r for r in several if options_of(r))
+            for row in itertools.islice(with_options, kept):
+                for streams in options_of(row):
+                    self.plan(row.program, self._place(row), row.layouts, row.strategy, streams=streams)
 
     def _change(self) -> None:
         """Change the best strategy by a line, or by storage, while that improves it."""
@@ -238,7 +273,7 @@ class _Search:
         while rows := [r for r in self._rows()[:1] if id(r) not in tried and r.strategy is not None]:
             tried.add(id(rows[0]))
             for strategy in changes(rows[0].program.groups, rows[0].strategy):  # type: ignore[arg-type]
-                self._of_strategy(rows[0].program, self._place(rows[0]), strategy)
+                self._of_strategy(rows[0].program, self._place(rows[0]), strategy, rows[0].streams)
 
     def _refine(self) -> None:
         """Change the layout of one group of the best candidate, while that improves it."""
@@ -247,9 +282,14 @@ class _Search:
             row = rows[0]
             tried.add(id(row))
             for layouts in neighbours(row.program.groups, row.mesh.abstract, row.layouts):
-                better = self.plan(row.program, self._place(row), layouts)
+                better = self._near(row, layouts)
                 if better is not None and better.rank < row.rank:
                     break
+
+    def _near(self, row: FoundLayout, layouts: Layouts) -> FoundLayout | None:
+        """The plan of other layouts with the stream of a row, if these have one."""
+        has = row.streams in stream_options(row.program.groups, row.mesh.abstract, layouts)
+        return self.plan(row.program, self._place(row), layouts, streams=row.streams if has else ())
 
     def _recompute(self) -> None:
         """Plan the smallest candidates, and the fastest, within the limit."""
@@ -260,13 +300,13 @@ class _Search:
             # bodies of loops need memory beyond the planned peak
             budget = self.memory - row.forecast.body_bytes
             try:
-                forecast = row.program.plan(row.mesh.abstract, row.layouts, self.device, links, budget)
+                forecast = row.program.plan(
+                    row.mesh.abstract, row.layouts, self.device, links, budget, row.streams
+                )
             except errors.MemoryBudgetError:
                 continue
-            key = row.program, self._place(row), row.layouts, budget
-            self.known[key] = FoundLayout(
-                row.program, row.mesh, row.layouts, row.strategy, forecast, self.memory, budget
-            )
+            key = row.program, self._place(row), row.layouts, row.streams, budget
+            self.known[key] = dataclasses.replace(row, forecast=forecast, memory_budget=budget)
 
     def _nothing(self) -> errors.BlufuncError:
         """The error that nothing fits, with what would."""
@@ -284,7 +324,7 @@ class _Search:
             )
         if not row.program.donate and any(i is not None for i in row.program.groups.carried):
             fixes.append("jit(step, donate_argnums=...), so that results take the memory of arguments")
-        tried = "with recomputation too; " if any(len(key) > 3 for key in self.known) else ""
+        tried = "with recomputation too; " if any(len(key) > 4 for key in self.known) else ""
         return errors.MemoryBudgetError(
             f"search: no layout of {row.forecast.name} fits memory={size(self.memory)} on {row.mesh.size:,} devices.",
             where=source.here(),

@@ -11,12 +11,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from blufunc.parallel.layouts.activations import Boundary, annotations_of
 from blufunc.parallel.layouts.groups import Dim, Groups
-from blufunc.parallel.layouts.program import Layouts
 from blufunc.parallel.mesh.mesh import AbstractMesh
-from blufunc.parallel.partition.resharding import Axes
+from blufunc.parallel.mesh.spec import PartitionSpec
+from blufunc.parallel.partition.resharding import Axes, Layout
+
+Layouts = tuple[Layout, ...]
+"""The layout of each group."""
+
+Streams = tuple[tuple[str, int], ...]
+"""Axes that shard the stream between regions, each with the index of a free line."""
 
 STORED = ("", "state", "parameter")
 """Storage along an axis: nothing, optimizer state (ZeRO), parameters too (FSDP)."""
@@ -96,7 +103,7 @@ def strategies(groups: Groups, mesh: AbstractMesh, alone: bool = True) -> list[S
         alternatives to the changes of the best candidate.
     """
     batch = (0,) if groups.lines and groups.lines[0].of_data else ()
-    data = [Along(batch, stored) for stored in (STORED if _has_state(groups) else ("", "parameter"))][::-1]
+    data = [Along(batch, stored) for stored in (STORED if has_state(groups) else ("", "parameter"))][::-1]
     tensor = [Along(lines) for lines in tensor_lines(groups)]
     sequence = [Along((i,)) for i, k in enumerate(groups.lines) if k.of_data and i not in batch]
     if len(mesh.axis_names) == 1:
@@ -110,7 +117,8 @@ def strategies(groups: Groups, mesh: AbstractMesh, alone: bool = True) -> list[S
     return found
 
 
-def _has_state(groups: Groups) -> bool:
+def has_state(groups: Groups) -> bool:
+    """True if there is the state of an optimizer."""
     return any(g.role == "state" for g in groups.groups)
 
 
@@ -128,11 +136,74 @@ def tensor_lines(groups: Groups) -> list[tuple[int, ...]]:
     return list(found)[:_TENSOR]
 
 
+def tensor_axes(groups: Groups, mesh: AbstractMesh, layouts: Layouts) -> dict[str, tuple[int, ...]]:
+    """The lines of parameters that each axis without data shards: tensor parallelism."""
+    found = {}
+    for axis in mesh.axis_names:
+        lines = [
+            i
+            for i, line in enumerate(groups.lines)
+            if any(axis in layouts[g][d] and groups.groups[g].role != "state" for g, d in line.dims)
+        ]
+        if lines and mesh.shape[axis] > 1 and not any(groups.lines[i].of_data for i in lines):
+            found[axis] = tuple(lines)
+    return found
+
+
+def stream_options(groups: Groups, mesh: AbstractMesh, layouts: Layouts) -> list[Streams]:
+    """The ways to shard the stream of a layout, besides not to."""
+    found: list[Streams] = []
+    for axis, lines in tensor_axes(groups, mesh, layouts).items():
+        found += [((axis, i),) for i in range(len(groups.regions(lines)[1]))]
+    return [streams for streams in found if stream_annotations(groups, mesh, layouts, streams)]
+
+
+def stream_annotations(
+    groups: Groups, mesh: AbstractMesh, layouts: Layouts, streams: Streams
+) -> dict[str, PartitionSpec]:
+    """The annotations of activations; none if an axis does not divide the stream."""
+    tensor = tensor_axes(groups, mesh, layouts)
+    axes_of: dict[Any, Axes] = {}
+    for axis in mesh.axis_names:
+        for i, line in enumerate(groups.lines):
+            used = [g for g, d in line.dims if axis in layouts[g][d]]
+            roots = groups.roots_of[i]
+            if not any(groups.groups[g].role == "data" for g in used):
+                roots &= groups.features if used and axis in tensor else frozenset()
+            axes_of.update({root: (*axes_of.get(root, ()), axis) for root in roots})
+    ends: dict[Any, Boundary] = {}
+    along: dict[str, Any] = {}
+    for axis, i in streams:
+        found, free = groups.regions(tensor[axis])
+        ends.update({boundary.eqn: boundary for boundary in found})
+        along[axis] = free[i]
+    specs = annotations_of(list(ends.values()), mesh, axes_of, along)
+    placed = {axis for key, spec in specs.items() for axis in spec.axes}
+    return (
+        specs
+        if placed.issuperset(along) and _divides_streams(list(ends.values()), mesh, axes_of, along)
+        else {}
+    )
+
+
+def _divides_streams(
+    ends: Sequence[Boundary], mesh: AbstractMesh, axes_of: Any, along: dict[str, Any]
+) -> bool:
+    """True if each axis divides the stream wherever there is one."""
+    return all(
+        aval.shape[d] % mesh.size_of((*axes_of.get(root, ()), axis)) == 0
+        for axis, root in along.items()
+        for aval, roots in ((e.eqn.outvars[0].aval, e.roots) for e in ends if e.rows)
+        for d, own in enumerate(roots)
+        if own == root
+    )
+
+
 def changes(groups: Groups, strategy: Strategy) -> Iterator[Strategy]:
     """Strategies that differ in the storage or in one line along one axis."""
     for n, along in enumerate(strategy):
         for stored in STORED:
-            if stored != along.stored and (stored != "state" or _has_state(groups)):
+            if stored != along.stored and (stored != "state" or has_state(groups)):
                 yield _with(strategy, n, along._replace(stored=stored))
     for i, line in enumerate(groups.lines):
         if line.saving <= 0 and not line.of_data:
@@ -193,12 +264,15 @@ def neighbours(groups: Groups, mesh: AbstractMesh, layouts: Layouts) -> Iterator
                 yield tuple(layout if h in moved else old for h, old in enumerate(layouts))
 
 
-def label(groups: Groups, mesh: AbstractMesh, layouts: Layouts) -> str:
+def label(groups: Groups, mesh: AbstractMesh, layouts: Layouts, streams: Streams = ()) -> str:
     """The kind of each axis: ``FSDP over data, tensor parallel over model``."""
     said: dict[str, list[str]] = {}
     for axis in mesh.axis_names:
         if mesh.shape[axis] > 1:
-            said.setdefault(_word(groups, layouts, axis), []).append(axis)
+            word = _word(groups, layouts, axis)
+            if axis in dict(streams):
+                word = word.replace("tensor parallel", "tensor and sequence parallel")
+            said.setdefault(word, []).append(axis)
     if len(mesh.axis_names) == 1 and said:
         return next(iter(said))
     return ", ".join(f"{word} over {' and '.join(axes)}" for word, axes in said.items()) or "one device"

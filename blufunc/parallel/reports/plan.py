@@ -99,8 +99,11 @@ class Forecast:
         assert self.links is not None
         return exchange_seconds(operation, nbytes, sizes, [self.links[a] for a in axes])
 
-    def _of_equation(self, eqn: Eqn) -> float:
-        """The time of a collective; the sums of a bucket are one, of all their bytes."""
+    def collective_seconds(self, eqn: Eqn) -> float:
+        """The time of a collective of the local program.
+
+        The sums of a bucket are one, of all their bytes.
+        """
         p, by_kind = eqn.params, dict[str, int]()
         calls = eqn.prim.engine_calls(  # type: ignore[attr-defined]
             **{k: v for k, v in p.items() if k not in ("axes", "sizes", "src", "dst")}
@@ -118,7 +121,7 @@ class Forecast:
         if self.device is None or self.links is None:
             return None
         machine = self.device.machine
-        return scheduled_seconds(self.sight, lambda step: step.seconds(machine), self._of_equation)
+        return scheduled_seconds(self.sight, lambda step: step.seconds(machine), self.collective_seconds)
 
     @property
     def seconds(self) -> float | None:

@@ -32,16 +32,20 @@ def scheduled_seconds(sight: Sight, work: Work, communicate: Communicate) -> flo
       work: the seconds of a step that computes.
       communicate: the seconds of a collective.
     """
-    schedule = sight.schedule
+    return _makespan(sight.schedule, *step_seconds(sight, work, communicate))
+
+
+def step_seconds(sight: Sight, work: Work, communicate: Communicate) -> tuple[list[float], list[bool]]:
+    """The seconds of each step, and whether it is a collective by itself."""
     collective = [
         isinstance(s, OpaqueStep) and s.eqn.prim.kind == "collective" and communicates(s.eqn)
-        for s in schedule.steps
+        for s in sight.schedule.steps
     ]
     seconds = [
         communicate(s.eqn) if alone else _seconds(s, row, sight, work, communicate)  # type: ignore[union-attr]
-        for s, row, alone in zip(schedule.steps, sight.cost.steps, collective, strict=True)
+        for s, row, alone in zip(sight.schedule.steps, sight.cost.steps, collective, strict=True)
     ]
-    return _makespan(schedule, seconds, collective)
+    return seconds, collective
 
 
 def _makespan(schedule: Schedule, seconds: Sequence[float], collective: Sequence[bool]) -> float:

@@ -13,7 +13,7 @@ import blufunc.numpy as bnp
 from blufunc import AbstractMesh, DeviceSpec, LinkSpec, P, ShapeDtypeStruct, errors, tree
 from blufunc.parallel.layouts.groups import pattern
 from blufunc.parallel.layouts.program import Program, checked_arguments
-from blufunc.parallel.layouts.strategies import options
+from blufunc.parallel.layouts.strategies import options, stream_options
 from blufunc.sharding import AxisType
 from tests.parallel.layouts.small_programs import DEVICE, LINK, SMALL, floats, mlp, sgd
 
@@ -28,8 +28,11 @@ def program_of(small):
     return Program(small.step, checked_arguments(small.args), {}), AbstractMesh((small.devices,), ("x",))
 
 
-def layouts_from(rows):
-    return tuple(tuple(tuple(axes) for axes in layout) for layout in rows)
+def best_of(name):
+    """The best layouts of a program, and its best streams."""
+    found = json.loads(BEST.read_text())[name]
+    layouts = tuple(tuple(tuple(axes) for axes in layout) for layout in found["layouts"])
+    return layouts, tuple((axis, i) for axis, i in found["streams"])
 
 
 @pytest.mark.sampled(3)
@@ -45,8 +48,8 @@ def test_a_search_is_as_good_as_all_layouts(name):
         plans=32,
     )
     program, mesh = program_of(small)
-    best = layouts_from(json.loads(BEST.read_text())[name])
-    least = program.plan(mesh, best, DEVICE, {"x": LINK}).scheduled_seconds
+    best, streams = best_of(name)
+    least = program.plan(mesh, best, DEVICE, {"x": LINK}, streams=streams).scheduled_seconds
     assert found.seconds <= MARGIN * least
     assert len(found) <= 32
 
@@ -58,11 +61,13 @@ def test_the_best_of_all_layouts(name):
     program, mesh = program_of(small)
     groups = range(len(program.groups.groups))
     seconds = {
-        layouts: program.plan(mesh, layouts, DEVICE, {"x": LINK}).scheduled_seconds
+        (layouts, streams): program.plan(
+            mesh, layouts, DEVICE, {"x": LINK}, streams=streams
+        ).scheduled_seconds
         for layouts in itertools.product(*(options(program.groups, mesh, g) for g in groups))
+        for streams in ((), *stream_options(program.groups, mesh, layouts))
     }
-    recorded = layouts_from(json.loads(BEST.read_text())[name])
-    assert seconds[recorded] == min(seconds.values())
+    assert seconds[best_of(name)] == min(seconds.values())
 
 
 # -- what is found, runs ------------------------------------------------------------------------------
@@ -148,6 +153,32 @@ def test_the_code_of_steps_without_a_name(name):
     exec(code, names)
     want, got = bf.eval_shape(step, X, X), bf.eval_shape(names["compiled"], X, X)
     assert (want.shape, want.dtype) == (got.shape, got.dtype)
+
+
+def several(*args):
+    (up, down), x = args[:2], args[2]["x"]
+    return bnp.tanh(x @ up) @ down
+
+
+def several_after(args0, *args):
+    return args0 @ several(*args)
+
+
+@pytest.mark.parametrize(
+    ("step", "heads"),
+    [(several, ["args0", "args1", "args2"]), (several_after, ["args0", "args_0", "args_1", "args_2"])],
+    ids=["args", "args after a parameter of that name"],
+)
+def test_the_code_of_a_step_of_any_number_of_arguments(step, heads):
+    args = (*[floats(8, 8)] * (len(heads) - 3), floats(8, 32), floats(32, 8), {"x": floats(8, 8)})
+    found = bf.parallel.search(
+        step, *args, mesh=AbstractMesh((4,), ("x",)), device=DEVICE, links=LINK, plans=6
+    )
+    assert found.program.groups.heads == heads
+    names = {step.__name__: step, **dict(zip(heads, args, strict=True))}
+    exec(found.code().replace("bf.make_mesh", "bf.AbstractMesh"), names)
+    assert names["in_shardings"] == found.in_shardings
+    assert bf.eval_shape(names["compiled"], *args).shape == bf.eval_shape(step, *args).shape
 
 
 # -- memory and choices --------------------------------------------------------------------------------
