@@ -11,6 +11,7 @@ with _lazy.names(__name__):
     from blufunc.nn import cache as cache
     from blufunc.nn import initializers as initializers
     from blufunc.nn import lora as lora
+    from blufunc.nn import low_precision as low_precision
     from blufunc.nn import masks as masks
     from blufunc.nn import quantization as quantization
     from blufunc.nn import reparametrize as reparametrize
