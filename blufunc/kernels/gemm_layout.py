@@ -208,6 +208,9 @@ class Gemm:
       reads_c: whether beta is nonzero; default False.
       alignment: of all addresses, in bytes; default 256.
       sms: number of SMs that it may use; default 0: all.
+      scaling: of float8 operands, by float32 scales in device memory: "tensor", one each; "row", one for each row of A
+        and column of B; "block", one for 128 elements along k; default "": none.
+      fast: whether sums of float8 products may have fewer than 24 bits; default False.
     """
 
     layout: Layout
@@ -219,6 +222,8 @@ class Gemm:
     reads_c: bool = False
     alignment: int = 256
     sms: int = field(default=0, repr=False)  # the repr is the key of choices on disk
+    scaling: str = ""
+    fast: bool = False
 
     def refused(self) -> str | None:
         """The reason that the library does not support it, or None."""
@@ -241,6 +246,12 @@ class Gemm:
                 return f"{self.a} operands need sizes that are multiples of {unit}"
         if self.a == self.b == dtypes.float8_e5m2:
             return "at least one operand must be float8_e4m3fn"
+        if (self.scaling or self.fast) and self.a not in _FP8:
+            return f"{self.a} operands have no scales"
+        if self.scaling and layout.batch > 1:
+            return "scales are those of one GEMM, not of a batch"
+        if self.scaling == "block" and layout.m % 4:
+            return "scales of blocks need rows that are a multiple of 4"
         return None
 
 

@@ -580,16 +580,17 @@ class Plan:
             if d is not None:
                 self._matrices(d, gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = 77
 
-    def run(self, a, b, c, d, bias=0, alpha=1, beta=0, stream=0):
+    def run(self, a, b, c, d, bias=0, alpha=1, beta=0, stream=0, scales=None):
         self.fake.products += 1
+        assert (scales is not None) == bool(self.gemm.scaling)
         self.fake.fewer += [(stream, self.gemm.sms)] * (self.gemm.sms > 0)
         self.fake.epilogues += ["bias"] * self.gemm.bias or ["accumulate"] * self.gemm.reads_c
         for address in (a, b, c, d, bias):
             assert address % self.gemm.alignment == 0
         assert (c != 0, bias != 0, beta) == (self.gemm.reads_c, self.gemm.bias, self.gemm.reads_c)
-        self.fake.do(lambda: ignoring_fp_errors(self._multiply, a, b, c, d, bias), stream)
+        self.fake.do(lambda: ignoring_fp_errors(self._multiply, a, b, c, d, bias, scales), stream)
 
-    def _multiply(self, a, b, c, d, bias):
+    def _multiply(self, a, b, c, d, bias, scales):
         g = self.gemm.layout
         rows_a, columns_a = (g.k, g.m) if g.trans_a else (g.m, g.k)
         rows_b, columns_b = (g.n, g.k) if g.trans_b else (g.k, g.n)
@@ -602,12 +603,21 @@ class Plan:
             m.astype(wide).swapaxes(1, 2) if t else m.astype(wide)
             for m, t in ((x, g.trans_a), (y, g.trans_b))
         )
+        if scales:
+            x = x * self._elements(scales[0], g.m)
+            y = y * self._elements(scales[1], g.n).T
         out = np.matmul(x, y)
         if c:
             out = out + self._matrices(c, self.gemm.d, g.m, g.n, g.ldd, g.stride_d).astype(wide)
         if bias:
             out = out + self.fake.array(bias, (g.n,), self.gemm.d).astype(wide)
         self._matrices(d, self.gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = out.astype(self.gemm.d)
+
+    def _elements(self, address, rows):
+        """Scales of the elements of rows, from the layouts of cuBLASLt."""
+        k, blocks = self.gemm.layout.k, -(-self.gemm.layout.k // 128)
+        shape = {"tensor": (1, 1), "row": (1, rows), "block": (blocks, rows)}[self.gemm.scaling]
+        return self.fake.array(address, shape, np.dtype(np.float32)).repeat(-(-k // shape[0]) if shape[0] == 1 else 128, 0)[:k].T
 
     def _matrices(self, address, dtype, rows, columns, ld, stride):
         extent = (self.gemm.layout.batch - 1) * stride + (rows - 1) * ld + columns

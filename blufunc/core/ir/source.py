@@ -62,6 +62,21 @@ def is_backward(source: Source | None) -> bool:
     return source.__class__ is Backward
 
 
+class at_line:
+    """Context manager for code of blufunc that runs for an equation: its equations get that line."""
+
+    __slots__ = ("line", "previous")
+
+    def __init__(self, line: Source | None):
+        self.line = line
+
+    def __enter__(self) -> None:
+        self.previous, replay.line = replay.line, self.line
+
+    def __exit__(self, *exc) -> None:
+        replay.line = self.previous
+
+
 class own_lines:
     """Context manager for user code that runs during a replay: its own lines count.
 

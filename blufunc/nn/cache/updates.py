@@ -30,11 +30,13 @@ def update(
       lengths: n valid positions of each entry, of the T, int [B]; the others are padding, and are not written. All by
         default.
     Returns:
-      a cache of the same shapes. Positions beyond its end are not written; but of one ``position`` for all entries and
-      without ``lengths``, the T positions of a contiguous cache are moved to its end, as by ``dynamic_update_slice``.
+      a cache of the same shapes. Negative positions, and those beyond its end, are not written. But one ``position``
+      for all entries, without ``lengths``, is moved until the T positions fit a contiguous cache, as by
+      ``dynamic_update_slice``, and to 0 where it is negative, of one position in a ring, too.
     Raises:
       ArgumentError: ``cache`` is none, or ``position`` or ``lengths`` are not integers of that shape.
       ShapeError: the shapes do not match, or T positions do not fit.
+      ValueRangeError: ``position`` is a negative number.
     """
     key, value = bnp.asarray(key), bnp.asarray(value)
     if key.ndim != 4 or tuple(key.shape) != tuple(value.shape):
@@ -47,9 +49,16 @@ def update(
     B, T, K, H = key.shape
     checked("update", cache, B, K, H)
     size, is_ring = cache.keys.shape[1], isinstance(cache, Ring)
+    first = position if isinstance(position, int) else 0
+    if first < 0:
+        raise errors.ValueRangeError(
+            f"update: the position {first}.",
+            where=source.here(),
+            why="positions are counted from the first token of a sequence, not from the end of the cache.",
+            fix="a position from 0 on",
+        )
     if isinstance(cache, Contiguous) and lengths is None:
-        first = position if isinstance(position, int) else 0
-        if first < 0 or first + T > size:
+        if first + T > size:
             raise errors.ShapeError(
                 f"update: {T} positions from {first} on do not fit a cache of {size}.",
                 where=source.here(),
@@ -62,6 +71,7 @@ def update(
         news, start, T = [x[:, T - size :] for x in news], start + (T - size), size
     one_window = count is None and not start.ndim and not isinstance(cache, Paged)
     if one_window and (T == 1 or not is_ring):
+        start = bnp.maximum(start, 0)
         at = (0, start % size if is_ring else start, 0, 0)
         keys, values = (
             lax.dynamic_update_slice(old, x, at)
@@ -81,21 +91,17 @@ def _slots(cache: Any, start: Any, count: Any, B: int, T: int) -> tuple[Any, Any
     size = cache.keys.shape[1]
     offsets = bnp.arange(T, dtype=dtypes.int32)
     positions = bnp.broadcast_to(start.reshape((-1, 1)) + offsets, (B, T))
-    kept = None if count is None else offsets < bnp.broadcast_to(count, (B,))[:, None]
+    kept = positions >= 0
+    if count is not None:
+        kept = kept & (offsets < bnp.broadcast_to(count, (B,))[:, None])
     if isinstance(cache, Paged):
         pages = cache.tables.shape[1]
-        page = bnp.take_along_axis(cache.tables, bnp.minimum(positions // size, pages - 1), axis=1)
-        inside = (page >= 0) & (positions < pages * size)
-        return _or_none(
-            page, inside if kept is None else inside & kept, cache.keys.shape[0]
-        ), positions % size
+        page = bnp.take_along_axis(cache.tables, bnp.clip(positions // size, 0, pages - 1), axis=1)
+        inside = kept & (page >= 0) & (positions < pages * size)
+        return bnp.where(inside, page, cache.keys.shape[0]), positions % size
     rows = bnp.broadcast_to(bnp.arange(B, dtype=dtypes.int32)[:, None], (B, T))
     if isinstance(cache, Ring):
-        if kept is not None:  # of a longer chunk, the last ones: a slot must not occur twice
+        if count is not None:  # of a longer chunk, the last ones: a slot must not occur twice
             kept = kept & (offsets >= bnp.broadcast_to(count, (B,))[:, None] - size)
         positions = positions % size
-    return rows, _or_none(positions, kept, size)
-
-
-def _or_none(index: Any, kept: Any, size: int) -> Any:
-    return index if kept is None else bnp.where(kept, index, size)
+    return rows, bnp.where(kept, positions, size)

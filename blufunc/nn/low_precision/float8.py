@@ -23,7 +23,7 @@ from blufunc.core.ir.axes import static_int
 from blufunc.core.pytree import tree
 from blufunc.nn.low_precision import matmuls
 from blufunc.nn.low_precision.product import dot
-from blufunc.nn.low_precision.scaling import SCALINGS, Scaled, largest, scaled, transposed
+from blufunc.nn.low_precision.scaling import SCALINGS, Scaled, largest, scaled
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
 from blufunc.transforms.staging.make_jaxpr import eval_shape
@@ -105,36 +105,17 @@ class _How(NamedTuple):
     Attributes:
       dtype: of operands, result and gradients.
       turned: the gradient of b is computed as its transpose, [k, n], which is how the function has it in memory.
+      line: of the matmul in the function.
     """
 
     recipe: Float8
     dtype: np.dtype
     turned: bool
+    line: source.Source | None
 
 
-@functools.partial(custom_vjp, nondiff_argnums=(2,))
-def _current(a: Any, b: Any, how: _How) -> Any:
-    return _current_forward(a, b, how)[0]
-
-
-def _current_forward(a: Any, b: Any, how: _How) -> tuple[Any, tuple[Any, ...]]:
-    recipe = how.recipe
-    x, y = (scaled(v, recipe.forward, recipe.scaling, recipe.margin) for v in (a, b))
-    out = dot(x, y, how.dtype, recipe.scaling, recipe.fast)
-    # one scale serves the transpose, too; rows and blocks of a transpose are others
-    return out, (x, y) if recipe.scaling == "tensor" else (a, b)
-
-
-def _current_backward(how: _How, residuals: tuple[Any, ...], ct: Any) -> tuple[Any, Any]:
-    recipe = how.recipe
-    if recipe.scaling == "tensor":
-        x, y = map(transposed, residuals)
-        rows = scaled(ct, recipe.backward, "tensor", recipe.margin)
-        return _gradients(how, rows, transposed(rows), x, y)
-    a, b = residuals
-    x, y = (scaled(v.mT, recipe.forward, recipe.scaling, recipe.margin) for v in (a, b))
-    rows, columns = (scaled(v, recipe.backward, recipe.scaling, recipe.margin) for v in (ct, ct.mT))
-    return _gradients(how, rows, columns, x, y)
+def _forward(how: _How, x: Scaled, y: Scaled) -> Any:
+    return dot(x, y, how.dtype, how.recipe.scaling, how.recipe.fast)
 
 
 def _gradients(how: _How, rows: Scaled, columns: Scaled, x: Scaled, y: Scaled) -> tuple[Any, Any]:
@@ -150,6 +131,32 @@ def _gradients(how: _How, rows: Scaled, columns: Scaled, x: Scaled, y: Scaled) -
     return of_a, of_b
 
 
+@functools.partial(custom_vjp, nondiff_argnums=(2,))
+def _current(a: Any, b: Any, how: _How) -> Any:
+    return _current_forward(a, b, how)[0]
+
+
+def _current_forward(a: Any, b: Any, how: _How) -> tuple[Any, tuple[Scaled, Scaled]]:
+    with source.at_line(how.line):
+        (x, for_b), (y, for_a) = (_both(v, how.recipe.forward, how.recipe) for v in (a, b))
+        return _forward(how, x, y), (for_b, for_a)
+
+
+def _current_backward(how: _How, residuals: tuple[Scaled, Scaled], ct: Any) -> tuple[Any, Any]:
+    with source.at_line(source.backward(how.line)):
+        return _gradients(how, *_both(ct, how.recipe.backward, how.recipe), *residuals)
+
+
+def _both(x: Any, dtype: np.dtype, recipe: Float8) -> tuple[Scaled, Scaled]:
+    """A matrix and its transpose in fp8: each with the axis innermost that one of the matmuls contracts.
+
+    Both are rounded from ``x``. One scale of a whole matrix serves both; rows and blocks of the transpose are others.
+    """
+    top = largest(x, "tensor") if recipe.scaling == "tensor" else None
+    rows = scaled(x, dtype, recipe.scaling, recipe.margin, top)
+    return rows, scaled(x.mT, dtype, recipe.scaling, recipe.margin, top)
+
+
 _current.defvjp(_current_forward, _current_backward)
 
 
@@ -159,24 +166,27 @@ def _delayed(a: Any, b: Any, history: History, how: _How) -> Any:
 
 
 def _delayed_forward(a: Any, b: Any, history: History, how: _How) -> tuple[Any, tuple[Any, ...]]:
-    recipe = how.recipe
-    x, y = (
-        _by_history(v, h, recipe.forward, recipe) for v, h in ((a, history.lhs), (b, history.rhs))
-    )
-    seen = _recorded(history.lhs, a), _recorded(history.rhs, b), history.cotangent
-    return dot(x, y, how.dtype, "tensor", recipe.fast), (x, y, *seen)
+    with source.at_line(how.line):
+        forward = how.recipe.forward
+        x, for_b = _by_history(a, history.lhs, forward, how.recipe)
+        y, for_a = _by_history(b, history.rhs, forward, how.recipe)
+        seen = _recorded(history.lhs, a), _recorded(history.rhs, b), history.cotangent
+        return _forward(how, x, y), (for_b, for_a, *seen)
 
 
 def _delayed_backward(how: _How, residuals: tuple[Any, ...], ct: Any) -> tuple[Any, Any, History]:
-    x, y, lhs, rhs, before = residuals
-    rows = _by_history(ct, before, how.recipe.backward, how.recipe)
-    of_a, of_b = _gradients(how, rows, transposed(rows), transposed(x), transposed(y))
-    return of_a, of_b, History(lhs, rhs, _recorded(before, ct))
+    for_b, for_a, lhs, rhs, before = residuals
+    with source.at_line(source.backward(how.line)):
+        rows, columns = _by_history(ct, before, how.recipe.backward, how.recipe)
+        of_a, of_b = _gradients(how, rows, columns, for_b, for_a)
+        return of_a, of_b, History(lhs, rhs, _recorded(before, ct))
 
 
-def _by_history(x: Any, history: Any, dtype: np.dtype, recipe: Float8) -> Scaled:
+def _by_history(x: Any, history: Any, dtype: np.dtype, recipe: Float8) -> tuple[Scaled, Scaled]:
+    """``_both``, with the scale of a history."""
     top = bnp.max(history, axis=-1).reshape((1, 1))
-    return scaled(x, dtype, "tensor", recipe.margin, top, saturate=True)
+    rows, columns = (scaled(v, dtype, "tensor", recipe.margin, top, saturate=True) for v in (x, x.mT))
+    return rows, columns
 
 
 def _recorded(history: Any, x: Any) -> Any:
@@ -219,7 +229,7 @@ class _Rule:
 
     def __call__(self, lhs: Any, rhs: Any, params: dict, arrays: Sequence[Any] | None) -> Any:
         a, b, shape, turned = as_matrices(lhs, rhs, params)
-        how = _How(self.recipe, lhs.dtype, turned)
+        how = _How(self.recipe, lhs.dtype, turned, source.replay.line)
         out = _delayed(a, b, History(*arrays), how) if self.length and arrays else _current(a, b, how)
         return out.reshape(shape)
 
@@ -286,17 +296,22 @@ class DelayedFloat8:
 
     def __call__(self, state: Sequence[History], *args: Any, **kwargs: Any) -> Any:
         """``fun(*args, **kwargs)``, with scales from the histories of ``state``."""
+        if not isinstance(state, (tuple, list)) or not all(isinstance(h, History) for h in state):
+            raise errors.ArgumentError(
+                f"delayed_float8: the first argument is a state, not {state!r:.60}.",
+                where=source.here(),
+                fix="state = scaled.init(*args), and scaled(state, *args)",
+            )
         jaxpr, values, out_tree = matmuls.staged(self.fun, args, kwargs, "delayed_float8")
         found = matmuls.sites(jaxpr, self.recipe.where)
-        given = [h if isinstance(h, History) else None for h in state] if isinstance(state, (tuple, list)) else []
-        shapes = [None if h is None else tuple(bnp.shape(x) for x in h) for h in given]
-        want = [tuple((*s.lengths, self.history) for _ in range(3)) for s in found]
+        shapes = [tuple(bnp.shape(x) for x in h) for h in state]
+        want = [((*s.lengths, self.history),) * 3 for s in found]
         if shapes != want:
             raise errors.TreeError(
                 f"delayed_float8: the state is not of the {len(found)} matmuls of this call.",
                 where=source.here(),
                 why=_difference(shapes, want, found),
-                fix="state = scaled.init(*args) of arguments of these types; the state is the first argument",
+                fix="state = scaled.init(*args), of arguments of these types",
             )
         arrays = iter([tuple(map(bnp.asarray, h)) for h in state])
         return tree.unflatten(out_tree, matmuls.run(jaxpr, self._rule, values, arrays))

@@ -91,8 +91,7 @@ def scaled(
     if saturate:
         most = largest_number(dtype)
         values = bnp.where(bnp.isfinite(values), bnp.clip(values, -most, most), values)
-    back = power_of_two(-k)
-    return Scaled(values.astype(dtype), back.mT if scaling == "block" else back)
+    return Scaled(values.astype(dtype), power_of_two(-(k.mT if scaling == "block" else k)))
 
 
 def of_elements(scale: Any, k: int) -> Any:
@@ -102,7 +101,3 @@ def of_elements(scale: Any, k: int) -> Any:
     of_blocks = bnp.broadcast_to(scale[..., None], (*scale.shape, BLOCK))
     return of_blocks.reshape((*scale.shape[:-1], -1))[..., :k]
 
-
-def transposed(x: Scaled) -> Scaled:
-    """The transpose of a matrix with one scale."""
-    return Scaled(x.values.mT, x.scale)

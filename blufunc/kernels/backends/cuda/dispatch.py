@@ -23,6 +23,8 @@ from blufunc.kernels.backends.cuda.library.convolution.op import ConvolutionKern
 from blufunc.kernels.backends.cuda.library.cupy_ops import CUPY
 from blufunc.kernels.backends.cuda.library.decoding.quantized_gemm import QuantizedMatmul
 from blufunc.kernels.backends.cuda.library.decoding.skinny_gemm import SkinnyMatmul
+from blufunc.kernels.backends.cuda.library import float8_gemm
+from blufunc.kernels.backends.cuda.library.float8_gemm import Float8Matmul
 from blufunc.kernels.backends.cuda.library.grouped import op as grouped
 from blufunc.kernels.backends.cuda.library.grouped.op import Grouped
 from blufunc.kernels.backends.cuda.library.host import HOST, Replaced
@@ -73,6 +75,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     Recurrence(),
     SkinnyMatmul(),
     QuantizedMatmul(),
+    Float8Matmul(),
     DotPointwise(),
     WindowUpdate(),
     RowScatter(),
@@ -123,7 +126,8 @@ class Library:
 
     def remark(self, eqn: Eqn) -> str | None:
         """Line of ``explain`` on how an equation of a plan runs."""
-        return loops.remark(eqn) or convolutions.remark(eqn) or grouped.remark(eqn, self.arch)
+        found = loops.remark(eqn) or convolutions.remark(eqn) or grouped.remark(eqn, self.arch)
+        return found or float8_gemm.remark(eqn)
 
     def scratch_bytes(self, eqn: Eqn) -> int:
         """Planned scratch memory of an equation, in bytes."""

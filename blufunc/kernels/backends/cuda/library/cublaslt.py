@@ -43,6 +43,7 @@ _LONGER, _BEGINNING_MS = 2.0, 0.2
 # are the same from CUDA 12.9 on.
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _SM_COUNT_TARGET = 15
+_A_SCALE_POINTER, _B_SCALE_POINTER, _FAST_ACCUM, _A_SCALE_MODE, _B_SCALE_MODE = 17, 18, 25, 31, 32
 _NO_EPILOGUE, _BIAS = 1, 4
 _BATCH_COUNT, _BATCH_OFFSET = 5, 6
 _MAX_WORKSPACE, _MIN_ALIGNMENT = 1, (5, 6, 7, 8)
@@ -55,6 +56,9 @@ _CUDA_TYPES: dict[np.dtype, int] = {
 
 _COMPUTE: dict[str, int] = {"f32": 68, "tf32": 77, "f64": 70, "i32": 72}
 """``cublasComputeType_t`` of cublas_api.h."""
+
+_SCALE_MODES: dict[str, int] = {"tensor": 0, "row": 3, "block": 4}
+"""``cublasLtMatmulMatrixScale_t``: SCALAR_32F, OUTER_VEC_32F, and VEC128_32F."""
 
 _SCALES: dict[tuple[str, bool], tuple[np.dtype, str]] = {
     ("f32", False): (dtypes.float32, "f"), ("tf32", False): (dtypes.float32, "f"),
@@ -167,6 +171,12 @@ class Descriptors:
             self.set(_BIAS_POINTER, ctypes.c_void_p(gemm.alignment))
         if gemm.sms:
             self.set(_SM_COUNT_TARGET, ctypes.c_int32(gemm.sms))
+        if gemm.scaling:
+            for attribute in (_A_SCALE_MODE, _B_SCALE_MODE):
+                self.set(attribute, ctypes.c_int32(_SCALE_MODES[gemm.scaling]))
+            self.set_scales(gemm.alignment, gemm.alignment)
+        if gemm.fast:
+            self.set(_FAST_ACCUM, ctypes.c_int8(1))
 
     def _create(self, kind: str, *args: Any) -> ctypes.c_void_p:
         handle = ctypes.c_void_p()
@@ -189,6 +199,11 @@ class Descriptors:
     def set(self, attribute: int, value: Any) -> None:
         """Set an attribute of the matmul to a ctypes value."""
         self._set("MatmulDesc", self.matmul, attribute, value)
+
+    def set_scales(self, a: int, b: int) -> None:
+        """Set the addresses of the scales of A and B, which the library has swapped."""
+        self.set(_A_SCALE_POINTER, ctypes.c_void_p(b))
+        self.set(_B_SCALE_POINTER, ctypes.c_void_p(a))
 
     def get(self, attribute: int, value: Any) -> Any:
         """An attribute of the matmul, read into a ctypes value."""
@@ -263,6 +278,7 @@ class Plan:
         self._algorithm = Algorithm()
         self._needs = 0
         self._bias = -1
+        self._scales: tuple[int, int] | None = None
         _, code = _SCALES[gemm.compute, dtypes.is_complex(gemm.a)]
         self._code = code
         self._alpha, self._beta = (ctypes.create_string_buffer(16) for _ in range(2))
@@ -281,6 +297,7 @@ class Plan:
         alpha: complex = 1,
         beta: complex = 0,
         stream: int = 0,
+        scales: tuple[int, int] | None = None,
     ) -> None:
         """Put one GEMM on a stream.
 
@@ -288,11 +305,15 @@ class Plan:
           a, b, c, d, bias: device addresses; ``c`` is not read where beta is 0, and may be ``d``.
           alpha, beta: scalars.
           stream: the stream's handle.
+          scales: device addresses of those of A and B.
         """
         made = self._descriptors
         if bias != self._bias and self.gemm.bias:
             made.set(_BIAS_POINTER, ctypes.c_void_p(bias))
             self._bias = bias
+        if scales is not None and scales != self._scales:
+            made.set_scales(*scales)
+            self._scales = scales
         if (alpha, beta) != self._numbers:
             self._alpha.raw, self._beta.raw = (_number(x, self._code) for x in (alpha, beta))
             self._numbers = (alpha, beta)
@@ -402,9 +423,13 @@ class Plan:
             for side, address in zip((call.b, call.a, call.d), given, strict=True)
         )
         bias = scratch(max(call.d.rows, call.d.columns), g.d) if g.bias else 0
+        scales = None
+        if g.scaling:  # of most layouts fewer are read
+            counts = [n * -(-call.a.rows // 128) for n in (call.b.columns, call.a.columns)]
+            scales = (scratch(counts[0], dtypes.float32), scratch(counts[1], dtypes.float32))
         beta = 1 if g.reads_c else 0
         stream = driver.compute_stream(device).ptr
-        return lambda: self.run(a, b, d, d, bias, 1, beta, stream), keep
+        return lambda: self.run(a, b, d, d, bias, 1, beta, stream, scales), keep
 
 
 def _timed(run: Callable[[], object], stream: Any, budget: float, others: int = 0) -> tuple[float, float]:

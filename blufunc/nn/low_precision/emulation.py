@@ -1,0 +1,164 @@
+"""Emulated formats of the operands of matmuls: a transform for studies.
+
+A face, above ``rounding.py`` and ``matmuls.py``. A matmul rounds its operands, and its derivative the cotangent and the
+operands again, along the axes that are contracted there; sums are those of the dtype that the function has. Rounding
+itself has the derivative of the identity.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import blufunc.numpy as bnp
+from blufunc import errors, lax, random
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.pytree import tree
+from blufunc.nn.low_precision import matmuls
+from blufunc.nn.low_precision.float8 import as_matrices
+from blufunc.nn.low_precision.formats import MX, Format
+from blufunc.nn.low_precision.rounding import check_rounding, round_to
+from blufunc.transforms.arguments import check_callable
+from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
+
+_ROWS = (((1,), (1,)), ((), ()))
+
+
+class _How(NamedTuple):
+    """Formats of operands and of cotangents (None: as they are), and how they are rounded."""
+
+    forward: Format | MX
+    backward: Format | MX | None
+    rounding: str
+    dtype: np.dtype
+
+
+@functools.partial(custom_vjp, nondiff_argnums=(3,))
+def _dot(a: Any, b: Any, key: Any, how: _How) -> Any:
+    keys = _keys(key, 2)
+    return _product(*(_rounded(x, how.forward, how, k) for x, k in zip((a, b), keys, strict=True)), how)
+
+
+def _forward(a: Any, b: Any, key: Any, how: _How) -> tuple[Any, tuple[Any, Any, Any]]:
+    return _dot(a, b, key, how), (a, b, key)
+
+
+def _backward(how: _How, residuals: tuple[Any, Any, Any], ct: Any) -> tuple[Any, Any, None]:
+    a, b, key = residuals
+    keys = _keys(None if key is None else random.fold_in(key, 1), 4)
+    rows, columns = (_rounded(x, how.backward, how, k) for x, k in zip((ct, ct.mT), keys[:2], strict=True))
+    x, y = (_rounded(v.mT, how.forward, how, k) for v, k in zip((a, b), keys[2:], strict=True))
+    return _product(rows, y, how), _product(columns, x, how), None
+
+
+_dot.defvjp(_forward, _backward)
+
+
+def _keys(key: Any, n: int) -> Sequence[Any]:
+    return [None] * n if key is None else list(random.split(key, n))
+
+
+def _rounded(x: Any, format: Format | MX | None, how: _How, key: Any) -> Any:
+    return x if format is None else round_to(x, format, rounding=how.rounding, key=key)
+
+
+def _product(a: Any, b: Any, how: _How) -> Any:
+    return lax.dot_general(a, b, _ROWS, preferred_element_type=how.dtype)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """A matmul of rounded operands."""
+
+    forward: Format | MX
+    backward: Format | MX | None
+    rounding: str
+    where: matmuls.Where | None
+
+    @property
+    def avals(self) -> tuple[ShapedArray, ...]:
+        return (ShapedArray((), dtypes.key),) if self.rounding == "stochastic" else ()
+
+    def __call__(self, lhs: Any, rhs: Any, params: dict, arrays: Sequence[Any] | None) -> Any:
+        if self.rounding == "stochastic" and not arrays:
+            raise errors.UnsupportedError(
+                "emulate: a matmul in a branch, a while loop or a shard_map is rounded stochastically.",
+                where=source.describe(source.replay.line),
+                why="it has no key of its own.",
+                fix='rounding="nearest", or where=lambda x, y: ... that leaves it out',
+            )
+        a, b, shape, _ = as_matrices(lhs, rhs, params)
+        how = _How(self.forward, self.backward, self.rounding, lhs.dtype)
+        return _dot(a, b, arrays[0] if arrays else None, how).reshape(shape)
+
+
+def emulate(
+    fun: Callable[..., Any],
+    format: Format | MX,
+    *,
+    gradients: Format | MX | None = None,
+    rounding: str = "nearest",
+    where: matmuls.Where | None = None,
+) -> Callable[..., Any]:
+    """``fun`` with the operands of its matmuls rounded to a format, to study what a format does.
+
+        loss = nn.low_precision.emulate(loss, MX(E2M1), gradients=MX(E3M2), rounding="stochastic")
+        value, grads = bf.value_and_grad(loss, 1)(key, params, batch)
+
+    Matmuls are computed in the dtypes that they have without it. Blocks of an ``MX`` are along the contracted axis, of
+    the matmuls of the derivative, too.
+
+    Args:
+      fun: a function of pytrees of arrays. It has a derivative in reverse mode only.
+      format: of the operands.
+      gradients: of cotangents, in the matmuls of the derivative; default: they are not rounded.
+      rounding: see ``round_to``. With "stochastic", the first argument of the result is a random key; each matmul, and
+        each step of a ``scan``, has one of its own.
+      where: which matmuls: a function of the types of both operands. Default: all without batch axes.
+    Returns:
+      a function of the same arguments, after a key if rounding is stochastic, and results.
+    Raises:
+      ArgumentError: there is no such format or rounding.
+      UnsupportedError: at a call, stochastic rounding in a branch, a ``while`` loop or a ``shard_map``.
+    """
+    check_callable(fun, "emulate")
+    check_rounding("emulate", rounding)
+    for name, given in (("format", format), ("gradients", gradients)):
+        if not isinstance(given, (Format, MX)) and not (name == "gradients" and given is None):
+            raise errors.ArgumentError(
+                f"emulate: {name} is {given!r:.60}.", where=source.here(), fix="MX(E2M1), or Format(4, 3)"
+            )
+    rule = _Rule(format, gradients, rounding, where)
+
+    def evaluated(key: Any, args: tuple, kwargs: dict) -> Any:
+        jaxpr, values, out_tree = matmuls.staged(fun, args, kwargs, "emulate")
+        arrays = None if key is None else _of_sites(key, matmuls.sites(jaxpr, where))
+        return tree.unflatten(out_tree, matmuls.run(jaxpr, rule, values, arrays))
+
+    if rounding == "stochastic":
+
+        @functools.wraps(fun)
+        def with_key(key: Any, *args: Any, **kwargs: Any) -> Any:
+            return evaluated(bnp.asarray(key), args, kwargs)
+
+        return with_key
+
+    @functools.wraps(fun)
+    def rounded(*args: Any, **kwargs: Any) -> Any:
+        return evaluated(None, args, kwargs)
+
+    return rounded
+
+
+def _of_sites(key: Any, sites: Sequence[matmuls.Site]) -> Any:
+    """For each matmul a key, or an array of keys for the steps around it."""
+    keys = random.split(key, max(len(sites), 1))
+    for i, site in enumerate(sites):
+        n = math.prod(site.lengths)
+        yield (random.split(keys[i], n).reshape(site.lengths) if site.lengths else keys[i],)
