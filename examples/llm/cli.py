@@ -23,6 +23,7 @@ from examples.llm import (
     finetune,
     generate,
     model,
+    peft,
     placement,
     quantized,
     speculative,
@@ -96,6 +97,8 @@ def _tokenizer(options: argparse.Namespace, config: Config) -> tokenizer.Tokeniz
 
 def _generate(options: argparse.Namespace) -> int:
     params, config = _loaded(options.model, options, options.dtype, options.quantize)
+    if options.adapter is not None:
+        params = peft.applied(params, *peft.load(options.adapter, config))
     words = _tokenizer(options, config)
     shown = options.prompt or ["def "]
     prompts = [words.encode(text) for text in shown]
@@ -105,7 +108,7 @@ def _generate(options: argparse.Namespace) -> int:
     )
     how: Any = {"sampling": sampling, "top_k": options.top_k, "key": key}
     if options.draft is None:
-        single = generate.stream(params, config, prompts, options.tokens, **how)
+        single = generate.stream(params, config, prompts, options.tokens, page=options.page, **how)
         steps: Any = ([[] if token is None else [token] for token in step] for step in single)
     else:
         draft = _loaded(options.draft, options, options.dtype)
@@ -269,6 +272,13 @@ def _parser() -> argparse.ArgumentParser:
         help="divide the logits of tokens that occurred",
     )
     add("--quantize", choices=quantized.FORMATS, help="quantize the matrices of the layers")
+    add("--adapter", metavar="DIR", help="a folder of PEFT: adapter_config.json and adapter_model.safetensors")
+    add(
+        "--page",
+        type=number(int, 1),
+        metavar="N",
+        help="keep keys and values in pages of N positions, as many as each row needs; without --draft",
+    )
     add("--draft", metavar="DIR", help="a smaller model of the same vocabulary, for speculative decoding")
     add(
         "--ahead",

@@ -18,7 +18,7 @@ import blufunc as bf
 from blufunc import io, nn, optim, random, tree
 from blufunc.errors import DataError
 from examples.gpt import data, report
-from examples.llm import model, quantized, weights
+from examples.llm import model, peft, quantized, weights
 from examples.llm.config import Config
 from examples.llm.tokenizer import Tokenizer
 
@@ -75,12 +75,14 @@ def merged(params: dict, adapters: Any, settings: Settings) -> dict:
 
     Quantized ones are dequantized: a layer at a time, which goes to the host.
     """
-    turned = lambda params: tree.map(lambda w: w.T, params)  # within a program, not a copy
-    merge = lambda params, adapters: turned(nn.lora.merge(turned(params), adapters, alpha=settings.alpha))
     if settings.quantize is None:
-        return bf.jit(merge)(params, adapters)
+        return peft.merged(params, adapters, alpha=settings.alpha)
     dtype = params["embed"].dtype
-    of_layer = bf.jit(lambda layer, own: merge(nn.quantization.dequantize(layer, dtype), own))
+
+    @bf.jit
+    def of_layer(layer: Any, own: Any) -> Any:
+        return peft.merged(nn.quantization.dequantize(layer, dtype), own, alpha=settings.alpha)
+
     layers = [
         tree.map(np.asarray, of_layer(*pair))
         for pair in zip(params["layers"], adapters["layers"], strict=True)
@@ -271,11 +273,11 @@ def _history(saves: io.Checkpointer, settings: Settings) -> report.History:
 def save(out: Path, result: Result, config: Config, settings: Settings) -> None:
     """Write a folder that ``generate`` reads: the model, adapters, a tokenizer.
 
-    The model includes the adapters.
+    The model includes the adapters, which are also in a folder of their own, in the format of PEFT.
     """
     weights.save(out, result.params, config)
     if result.adapters is not None:
-        io.save(out / "adapters.safetensors", result.adapters, facts=dataclasses.asdict(settings))
+        peft.save(out / "adapter", result.adapters, config, settings.alpha, settings.model)
     for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt"):
         if settings.model and (path := Path(settings.model) / name).exists():
             (out / name).write_bytes(path.read_bytes())

@@ -65,6 +65,7 @@ def stream(
     key: Any = None,
     stop: Sequence[int] | None = None,
     slots: int | None = None,
+    page: int | None = None,
 ) -> Iterator[list[int | None]]:
     """Yield the next token of each prompt, until ``n`` of them or the end of all rows.
 
@@ -76,6 +77,8 @@ def stream(
       key: of the random choices; ``random.key(0)`` by default.
       stop: tokens that end a row; default: those of the configuration.
       slots: least positions of the cache, for a caller who will ask for more; rounded up. Default: what is needed.
+      page: positions of a page, for a cache of pages: each row has as many as its own prompt and ``n`` tokens need.
+        Default: all rows have the positions of the longest.
     Yields:
       a token per row; None for rows that have ended.
     Raises:
@@ -87,7 +90,10 @@ def stream(
     stop = config.eos if stop is None else tuple(stop)
     static = {"config": config, "greedy": not np.any(sampling.temperature), "top_k": top_k}
     sampling = bf.device_put(Sampling(*[None if x is None else np.asarray(x, np.float32) for x in sampling]))
-    token, state = _first(params, tokens, lengths, key, sampling, slots=slots, **static)
+    pages = None if page is None else pages_of(lengths, n, page, config)
+    tables, pool = (None, 0) if pages is None else pages[:2]
+    given = {"slots": slots, "pool": pool, "page": page}
+    token, state = _first(params, tokens, lengths, key, sampling, tables, **given, **static)
     ended = np.zeros(len(prompts), bool)
     for i in range(n):
         following = None
@@ -118,10 +124,11 @@ class State(NamedTuple):
 _STATIC = ("config", "greedy", "top_k")
 
 
-@functools.partial(bf.jit, static_argnames=(*_STATIC, "slots"))
-def _first(params, tokens, lengths, key, sampling, *, config, greedy, top_k, slots):
+@functools.partial(bf.jit, static_argnames=(*_STATIC, "slots", "pool", "page"))
+def _first(params, tokens, lengths, key, sampling, tables, *, config, greedy, top_k, slots, pool, page):
     """The first token of each row, and the state."""
-    logits, cache = model.prefill(params, tokens, lengths, config, slots)
+    pages = None if page is None else model.Pages(tables, pool, page)
+    logits, cache = model.prefill(params, tokens, lengths, config, slots, 1, pages)
     seen = None
     if sampling.repetition_penalty is not None:
         prompt = jnp.where(jnp.arange(tokens.shape[1]) < lengths[:, None], tokens, -1)
@@ -189,6 +196,25 @@ def padded(prompts: Sequence[Sequence[int]], n: int, config: Config) -> tuple[np
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt
     return tokens, np.array([len(prompt) for prompt in prompts], np.int32)
+
+
+def pages_of(lengths: np.ndarray, n: int, size: int, config: Config) -> model.Pages:
+    """Pages for the prompts of some lengths and ``n`` tokens each, one row's after another's.
+
+    The pool has a power of 2 of pages, and a row's table those of the longest row, so that programs serve most requests.
+
+    Raises:
+      DataError: ``size`` is less than 1.
+    """
+    if size < 1:
+        raise DataError(f"pages of {size} positions", where="page", fix="page=64")
+    counts = -(-(lengths + n) // size)
+    longest = -(-rounded(int(lengths.max()) + n, config.context) // size)
+    tables = np.full((len(lengths), longest), -1, np.int32)
+    ends = np.cumsum(counts)
+    for row, count, end in zip(tables, counts, ends, strict=True):
+        row[:count] = np.arange(end - count, end)
+    return model.Pages(tables, 1 << int(ends[-1] - 1).bit_length(), size)
 
 
 def rounded(n: int, most: int) -> int:

@@ -110,7 +110,8 @@ class Cache(NamedTuple):
     """Keys and values of the tokens so far.
 
     Attributes:
-      layers: of each layer a cache of ``nn.cache``: a ring where the layer has a window that is shorter than the rows.
+      layers: of each layer a cache of ``nn.cache``: a ring where the layer has a window that is shorter than the rows,
+        or the pages of its own pool.
       lengths: int32 [B], the positions of each row.
     """
 
@@ -118,8 +119,28 @@ class Cache(NamedTuple):
     lengths: Any
 
 
+class Pages(NamedTuple):
+    """Pages of the rows, the same in each layer.
+
+    Attributes:
+      tables: int32 [B, n], the pages of each row, in order; negative for none.
+      pool: pages of a layer.
+      size: positions of a page.
+    """
+
+    tables: Any
+    pool: int
+    size: int
+
+
 def prefill(
-    params: dict, tokens: Any, lengths: Any, config: Config, slots: int, at_once: int = 1
+    params: dict,
+    tokens: Any,
+    lengths: Any,
+    config: Config,
+    slots: int,
+    at_once: int = 1,
+    pages: Pages | None = None,
 ) -> tuple[Any, Cache]:
     """Read prompts.
 
@@ -128,6 +149,7 @@ def prefill(
       lengths: int32 [B], their lengths, 1 at least.
       slots: positions of the cache, T at least.
       at_once: the most tokens that a call of ``extend`` will have.
+      pages: for caches of pages, which ``slots`` does not limit. Padding is not written, and needs no pages.
     Returns:
       logits [B, V] after the last token of each prompt, and the cache.
     """
@@ -136,6 +158,10 @@ def prefill(
 
     def attend(layer: int, q: Any, k: Any, v: Any) -> Any:
         window = config.window(layer)
+        if pages is not None:
+            paged = nn.cache.paged(*pages, config.key_heads, config.features, k.dtype)
+            layers.append(nn.cache.update(paged, k, v, 0, lengths=lengths))
+            return _within(q, k, v, window)
         size = slots if window is None else min(slots, window + at_once - 1)
         empty = nn.cache.contiguous if size == slots else nn.cache.ring
         padding = (

@@ -383,7 +383,7 @@ def save(folder: str | Path, params: dict, config: Config, shard_bytes: int = SH
     for name, part in zip(names, shards, strict=True):
         tensors = {}
         for stored, leaf in part:
-            tensors |= _taken_apart(stored, np.asarray(leaf))
+            tensors |= taken_apart(stored, np.asarray(leaf))
         total += sum(tensor.nbytes for tensor in tensors.values())
         where |= dict.fromkeys(tensors, name)
         io.save(folder / name, tensors, metadata={"format": "pt"})  # transformers reads no other
@@ -392,7 +392,7 @@ def save(folder: str | Path, params: dict, config: Config, shard_bytes: int = SH
     _write(folder / "config.json", architectures.to_json(config, str(params["embed"].dtype)))
 
 
-def _taken_apart(stored: Stored, array: np.ndarray) -> dict[str, np.ndarray]:
+def taken_apart(stored: Stored, array: np.ndarray) -> dict[str, np.ndarray]:
     """The tensors of the files that an array consists of."""
     rows: dict[str, list[tuple[int, np.ndarray]]] = {}
     at = 0

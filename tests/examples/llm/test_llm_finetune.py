@@ -135,9 +135,13 @@ def test_finetune_and_generate(folder, tmp_path, text, capsys):
         re.search(r"validation loss +\d\.\d{3} before, \d\.\d{3} after", said)
         and f"--model {out} --bytes" in said
     )
-    assert io.facts(tmp_path / "out" / "adapters.safetensors")["rank"] == 2
+    adapter = str(tmp_path / "out" / "adapter")
+    again = ["--model", str(folder), "--adapter", adapter, "--bytes", "--tokens", "5", "--prompt", "the "]
+    assert cli.main(["generate", *again]) == 0
+    by_adapter = capsys.readouterr().out.splitlines()[1]
     assert cli.main(["generate", "--model", out, "--bytes", "--tokens", "5", "--prompt", "the "]) == 0
     said = capsys.readouterr().out
+    assert by_adapter == said.splitlines()[1]
     params, config = weights.load(out)
     expected = bytes(generate.generate(params, config, [list(b"the ")], 5)[0]).decode(errors="replace")
     assert f"the {expected}\n" in said and re.search(r"rate +[\d,.]+ tokens/s, 1 rows", said)

@@ -34,6 +34,35 @@ def test_rows_of_different_lengths_are_continued_as_if_alone():
     assert got == [greedy(params, MISTRAL, prompt, 6) for prompt in PROMPTS]
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("page", [3, 8])
+def test_pages_give_the_same_tokens(page):
+    """Each row has the pages that its own length needs; layers with windows, too."""
+    params = params_of(MISTRAL)
+    got = generate.generate(params, MISTRAL, PROMPTS, 6, stop=(), page=page)
+    assert got == generate.generate(params, MISTRAL, PROMPTS, 6, stop=())
+    pages = generate.pages_of(np.array([3, 7]), 6, page, MISTRAL)
+    owned = [row[row >= 0] for row in pages.tables]
+    assert [len(row) for row in owned] == [-(-9 // page), -(-13 // page)]
+    every = np.concatenate(owned)
+    assert len(set(every)) == len(every) and every.max() < pages.pool and pages.pool & (pages.pool - 1) == 0
+    with pytest.raises(DataError, match="pages of 0"):
+        generate.generate(params, MISTRAL, PROMPTS, 6, page=0)
+
+
+def test_prompts_are_written_to_their_pages_only():
+    params = params_of(LLAMA)
+    tokens, lengths = generate.padded(PROMPTS, 2, LLAMA)
+    tables = np.array([[5, -1, -1, -1], [2, 0, -1, -1]], np.int32)
+    _, cache = model.prefill(params, tokens, lengths, LLAMA, 16, 1, model.Pages(tables, 6, 4))
+    _, whole = model.prefill(params, tokens, lengths, LLAMA, 16)
+    for paged, plain in zip(cache.layers, whole.layers, strict=True):
+        keys, plain = np.asarray(paged.keys), np.asarray(plain.keys)
+        np.testing.assert_array_equal(keys[5, :3], plain[0, :3])
+        np.testing.assert_array_equal(np.concatenate([keys[2], keys[0, :3]]), plain[1, :7])
+        assert not keys[[1, 3, 4]].any() and not keys[5, 3:].any() and not keys[0, 3:].any()
+
+
 def test_programs_serve_a_range_of_lengths(monkeypatch):
     traced = []
     for name in ("prefill", "extend"):

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import blufunc as bf
-from blufunc import io, nn, tree
+from blufunc import nn, tree
 from blufunc.errors import DataError
 from examples.gpt import data
-from examples.llm import cli, finetune, model, quantized, weights
+from examples.llm import cli, finetune, model, peft, quantized, weights
 from examples.llm.config import TINY, Config
 from tests.benchmarks.test_llm_decoding import LLAMA_1B
 from tests.examples.llm.test_llm_model import params_of
@@ -75,7 +75,10 @@ def test_qlora(folder, tmp_path):
     finetune.save(tmp_path / "out", result, ONE, settings)
     saved, _ = weights.load(tmp_path / "out")
     tree.map(np.testing.assert_array_equal, saved, result.params)
-    assert io.load(tmp_path / "out" / "adapters.safetensors")
+    adapters, alpha = peft.load(tmp_path / "out" / "adapter", ONE)
+    tree.map(np.testing.assert_array_equal, adapters, result.adapters)
+    again = peft.applied(params, adapters, alpha)
+    np.testing.assert_array_equal(model.forward(again, tokens, ONE), model.forward(applied, tokens, ONE))
 
 
 @pytest.mark.slow

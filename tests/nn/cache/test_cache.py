@@ -110,6 +110,20 @@ def test_no_page_is_no_write():
     assert keys[1].all() and keys[2].all() and not keys[0].any() and not keys[3].any()
 
 
+@pytest.mark.parametrize("layout", MAKERS)
+def test_negative_positions_are_not_written(layout):
+    """They do not count from the end; of one position for all entries, they are 0."""
+    cache, k = MAKERS[layout](), bnp.ones((B, 3, K, H))
+    starts = np.array([-1, -3, 2], np.int32)
+    for lengths in (None, np.array([3, 3, 3])):
+        got = caches.view(caches.update(cache, k, k, starts, lengths=lengths))[0]
+        for row, start in zip(np.asarray(got)[..., 0, 0], starts, strict=True):
+            np.testing.assert_array_equal(np.flatnonzero(row), [p for p in range(start, start + 3) if p >= 0])
+    one = np.asarray(caches.view(bf.jit(caches.update)(cache, k[:, :1], k[:, :1], np.int32(-2)))[0])[..., 0, 0]
+    written = [] if layout == "paged" else [0]
+    assert all(np.flatnonzero(row).tolist() == written for row in one)
+
+
 def test_vmap_and_other_dtypes():
     cache = caches.contiguous(B, S, K, H, "bfloat16")
     k = bnp.asarray(RNG.normal(size=(B, 2, K, H)), dtype="float32")
@@ -139,6 +153,7 @@ def test_masks_have_bounds(layout):
 ERRORS = {
     "too long": (lambda k: caches.update(caches.contiguous(B, 4, K, H), k, k, 0), errors.ShapeError, "5 positions"),
     "beyond the end": (lambda k: caches.update(MAKERS["contiguous"](), k, k, 12), errors.ShapeError, "from 12 on"),
+    "a negative position": (lambda k: caches.update(MAKERS["ring"](), k, k, -1), errors.ValueRangeError, "position -1"),
     "another head": (lambda k: caches.update(caches.ring(B, S, K, 4), k, k, 0), errors.ShapeError, "features"),
     "no time": (lambda k: caches.update(caches.ring(B, S, K, 4), k[:, 0], k[:, 0], 0), errors.ShapeError, "for one"),
     "no cache": (lambda k: caches.update((k, k), k, k, 0), errors.ArgumentError, "tuple is no cache"),
