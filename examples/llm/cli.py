@@ -272,7 +272,9 @@ def _parser() -> argparse.ArgumentParser:
         help="divide the logits of tokens that occurred",
     )
     add("--quantize", choices=quantized.FORMATS, help="quantize the matrices of the layers")
-    add("--adapter", metavar="DIR", help="a folder of PEFT: adapter_config.json and adapter_model.safetensors")
+    add(
+        "--adapter", metavar="DIR", help="a folder of PEFT: adapter_config.json and adapter_model.safetensors"
+    )
     add(
         "--page",
         type=number(int, 1),

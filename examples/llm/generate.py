@@ -199,9 +199,10 @@ def padded(prompts: Sequence[Sequence[int]], n: int, config: Config) -> tuple[np
 
 
 def pages_of(lengths: np.ndarray, n: int, size: int, config: Config) -> model.Pages:
-    """Pages for the prompts of some lengths and ``n`` tokens each, one row's after another's.
+    """Pages for prompts and ``n`` tokens each, one row's after another's.
 
-    The pool has a power of 2 of pages, and a row's table those of the longest row, so that programs serve most requests.
+    The pool has a power of 2 of pages, and tables have the length of the longest row's, so that programs serve most
+    requests.
 
     Raises:
       DataError: ``size`` is less than 1.

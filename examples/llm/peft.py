@@ -1,4 +1,4 @@
-"""Adapters in the files of Hugging Face's PEFT: ``adapter_config.json`` and a safetensors file.
+"""Adapters in the files of PEFT: ``adapter_config.json``, and safetensors.
 
 Follows ``weights.py``. In: a folder, or adapters of ``nn.lora`` for the parameters of a model. Out: the other of them.
 A file has two matrices for each linear layer of the model, ``lora_A`` [r, inputs] and ``lora_B`` [outputs, r], named by
@@ -54,13 +54,11 @@ def _module(piece: weights.Piece) -> str:
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def save(
-    folder: str | Path, adapters: Any, config: Config, alpha: float, base: str | None = None
-) -> None:
+def save(folder: str | Path, adapters: Any, config: Config, alpha: float, base: str | None = None) -> None:
     """Write a folder that ``peft.PeftModel.from_pretrained`` and ``load`` read.
 
     Args:
-      adapters: of ``nn.lora.init`` for weights [inputs, outputs], as ``finetune.init_adapters`` makes them, of one rank.
+      adapters: of ``nn.lora.init`` for weights [inputs, outputs], as of ``finetune.init_adapters``, of one rank.
       alpha: their products are scaled by alpha / rank.
       base: the model that they are for: a path, or a name on the hub.
     Raises:
@@ -84,7 +82,10 @@ def save(
         # rows of b are outputs, in the order of the weight's rows; all layers that share a weight share a
         for name, rows in weights.taken_apart(weights.Stored(where.pieces), b).items():
             module = _PREFIX + name.removesuffix(".weight")
-            tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = a, np.ascontiguousarray(rows)
+            tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = (
+                a,
+                np.ascontiguousarray(rows),
+            )
     if len(ranks) != 1:
         raise DataError(
             f"adapters of the ranks {sorted(ranks)}" if ranks else "there are no adapters",
@@ -102,7 +103,9 @@ def save(
         "alpha_pattern": {}, "use_rslora": False, "use_dora": False,
     }  # fmt: skip
     if config.architecture == "gpt2" and "c_proj" in targets:
-        facts["target_modules"] = sorted({_qualified(name) for name in tensors})  # attention and MLP have a c_proj each
+        facts["target_modules"] = sorted(
+            {_qualified(name) for name in tensors}
+        )  # attention and MLP have a c_proj each
     io.save(folder / WEIGHTS, tensors, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -116,7 +119,9 @@ def _qualified(name: str) -> str:
 
 
 def load(folder: str | Path, config: Config, dtype: Any = "float32") -> tuple[Any, float]:
-    """Adapters of a folder for ``nn.lora.apply`` and ``merge`` of weights [inputs, outputs], and their ``alpha``.
+    """Adapters of a folder, and their ``alpha``.
+
+    They are for ``nn.lora.apply`` and ``merge`` of weights [inputs, outputs].
 
     Layers that are rows of one weight, as queries and keys, may have factors of their own; those of the weight are then
     side by side, and of the sum of the ranks.
@@ -147,7 +152,9 @@ def load(folder: str | Path, config: Config, dtype: Any = "float32") -> tuple[An
             if (layer := own.get(_module(piece))) is not None:
                 at = starts[_module(piece)]
                 # nn.lora scales by alpha / rank
-                part = layer.b[piece.start : piece.stop] * np.float32(layer.scale * rank / alpha if alpha else 0)
+                part = layer.b[piece.start : piece.stop] * np.float32(
+                    layer.scale * rank / alpha if alpha else 0
+                )
                 b[row : row + n, at : at + part.shape[1]] = part
             row += n
         return nn.lora.Adapter(jnp.asarray(a.T, dtype), jnp.asarray(b.T, dtype))
@@ -211,12 +218,16 @@ def _layers(folder: Path, facts: dict[str, Any], config: Config) -> dict[str, _L
         raise DataError(
             f"there is no {path}",
             where=str(path),
-            why="adapter_model.bin is a pickle of PyTorch" if (folder / "adapter_model.bin").exists() else None,
+            why="adapter_model.bin is a pickle of PyTorch"
+            if (folder / "adapter_model.bin").exists()
+            else None,
             fix="save them again: model.save_pretrained(folder, safe_serialization=True)",
         )
     known = {
         _module(piece): leaf.shape[1]
-        for stored, leaf in zip(tree.leaves(weights.layout(config)), tree.leaves(weights.types(config)), strict=True)
+        for stored, leaf in zip(
+            tree.leaves(weights.layout(config)), tree.leaves(weights.types(config)), strict=True
+        )
         for piece in stored.pieces
         if len(leaf.shape) == 2 and piece.tensor.endswith(".weight")
     }

@@ -617,7 +617,11 @@ class Plan:
         """Scales of the elements of rows, from the layouts of cuBLASLt."""
         k, blocks = self.gemm.layout.k, -(-self.gemm.layout.k // 128)
         shape = {"tensor": (1, 1), "row": (1, rows), "block": (blocks, rows)}[self.gemm.scaling]
-        return self.fake.array(address, shape, np.dtype(np.float32)).repeat(-(-k // shape[0]) if shape[0] == 1 else 128, 0)[:k].T
+        return (
+            self.fake.array(address, shape, np.dtype(np.float32))
+            .repeat(-(-k // shape[0]) if shape[0] == 1 else 128, 0)[:k]
+            .T
+        )
 
     def _matrices(self, address, dtype, rows, columns, ld, stride):
         extent = (self.gemm.layout.batch - 1) * stride + (rows - 1) * ld + columns

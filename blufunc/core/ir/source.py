@@ -63,7 +63,7 @@ def is_backward(source: Source | None) -> bool:
 
 
 class at_line:
-    """Context manager for code of blufunc that runs for an equation: its equations get that line."""
+    """Context manager for rules of blufunc: their equations get the line given."""
 
     __slots__ = ("line", "previous")
 

@@ -31,7 +31,10 @@ _ROWS = (((1,), (1,)), ((), ()))
 
 
 class _How(NamedTuple):
-    """Formats of operands and of cotangents (None: as they are), and how they are rounded."""
+    """Formats of operands and of cotangents, and their rounding.
+
+    Cotangents without a format stay as they are.
+    """
 
     forward: Format | MX
     backward: Format | MX | None
@@ -41,8 +44,8 @@ class _How(NamedTuple):
 
 @functools.partial(custom_vjp, nondiff_argnums=(3,))
 def _dot(a: Any, b: Any, key: Any, how: _How) -> Any:
-    keys = _keys(key, 2)
-    return _product(*(_rounded(x, how.forward, how, k) for x, k in zip((a, b), keys, strict=True)), how)
+    x, y = (_rounded(v, how.forward, how, k) for v, k in zip((a, b), _keys(key, 2), strict=True))
+    return _product(x, y, how)
 
 
 def _forward(a: Any, b: Any, key: Any, how: _How) -> tuple[Any, tuple[Any, Any, Any]]:
@@ -106,7 +109,7 @@ def emulate(
     rounding: str = "nearest",
     where: matmuls.Where | None = None,
 ) -> Callable[..., Any]:
-    """``fun`` with the operands of its matmuls rounded to a format, to study what a format does.
+    """``fun`` with the operands of its matmuls rounded to a format.
 
         loss = nn.low_precision.emulate(loss, MX(E2M1), gradients=MX(E3M2), rounding="stochastic")
         value, grads = bf.value_and_grad(loss, 1)(key, params, batch)

@@ -1,4 +1,4 @@
-"""fp8 training: transforms that put fp8 matmuls in the place of those of a function.
+"""fp8 training: transforms that replace the matmuls of a function by fp8 ones.
 
 A face, above ``product.py`` and ``matmuls.py``. A matmul becomes a function with a derivative of its own: operands are
 rounded to e4m3 and cotangents to e5m2, each with scales, and all three matmuls read fp8. cuBLASLt reads fp8 matrices
@@ -26,7 +26,7 @@ from blufunc.nn.low_precision.product import dot
 from blufunc.nn.low_precision.scaling import SCALINGS, Scaled, largest, scaled
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
-from blufunc.transforms.staging.make_jaxpr import eval_shape
+from blufunc.transforms.staging.eval_shape import eval_shape
 
 _FORMATS = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 
@@ -85,7 +85,9 @@ class Float8:
 
 
 class History(NamedTuple):
-    """Largest magnitudes of the last steps of one matmul, the latest first, for each step of scans around it.
+    """Largest magnitudes of the last steps of one matmul, the latest first.
+
+    In a ``scan``, each of its steps has a row.
 
     Attributes:
       lhs, rhs, cotangent: float32 [..., length]; 0 where there is none yet.
@@ -148,7 +150,7 @@ def _current_backward(how: _How, residuals: tuple[Scaled, Scaled], ct: Any) -> t
 
 
 def _both(x: Any, dtype: np.dtype, recipe: Float8) -> tuple[Scaled, Scaled]:
-    """A matrix and its transpose in fp8: each with the axis innermost that one of the matmuls contracts.
+    """A matrix and its transpose in fp8, for the matmuls that contract either axis.
 
     Both are rounded from ``x``. One scale of a whole matrix serves both; rows and blocks of the transpose are others.
     """
@@ -190,7 +192,10 @@ def _by_history(x: Any, history: Any, dtype: np.dtype, recipe: Float8) -> tuple[
 
 
 def _recorded(history: Any, x: Any) -> Any:
-    """A history with the largest element of ``x``; one that is not finite repeats the latest."""
+    """A history with the largest element of ``x``.
+
+    One that is not finite repeats the latest.
+    """
     top = largest(x, "tensor").reshape((1,))
     return bnp.concatenate([bnp.where(bnp.isfinite(top), top, history[:1]), history[:-1]])
 
@@ -202,7 +207,10 @@ _delayed.defvjp(_delayed_forward, _delayed_backward)
 
 
 def as_matrices(lhs: Any, rhs: Any, params: dict) -> tuple[Any, Any, tuple[int, ...], bool]:
-    """The operands of a ``dot_general`` as [m, k] and [n, k], the shape of its result, and ``_How.turned``."""
+    """The operands of a ``dot_general`` as matrices [m, k] and [n, k].
+
+    Also returned: the shape of its result, and ``_How.turned``.
+    """
     (lc, rc), _ = params["dimension_numbers"]
     rows, columns = (tuple(d for d in range(x.ndim) if d not in c) for x, c in ((lhs, lc), (rhs, rc)))
     k = math.prod(lhs.shape[d] for d in lc)
@@ -238,7 +246,7 @@ class _Rule:
 
 
 def float8(fun: Callable[..., Any], recipe: Float8 = Float8()) -> Callable[..., Any]:
-    """``fun`` with its matmuls in fp8, each scaled by the largest elements of its operands.
+    """``fun`` with its matmuls in fp8, scaled by the largest elements of operands.
 
         loss = nn.low_precision.float8(bf.autocast(loss))
         value, grads = bf.value_and_grad(loss)(params, batch)  # of the types that they have without it
@@ -265,7 +273,7 @@ def float8(fun: Callable[..., Any], recipe: Float8 = Float8()) -> Callable[..., 
 
 
 class DelayedFloat8:
-    """What ``delayed_float8`` returns: a function whose first argument is a state.
+    """A function of ``delayed_float8``, whose first argument is a state.
 
     Attributes:
       fun: the function in full precision.
@@ -324,9 +332,7 @@ def _difference(shapes: list[Any], want: list[Any], found: Sequence[matmuls.Site
     return f"history {i}, of the matmul at {found[i].line}, has shapes {shapes[i]}, not {want[i]}"
 
 
-def delayed_float8(
-    fun: Callable[..., Any], recipe: Float8 = Float8(), *, history: int = 16
-) -> DelayedFloat8:
+def delayed_float8(fun: Callable[..., Any], recipe: Float8 = Float8(), *, history: int = 16) -> DelayedFloat8:
     """``float8`` with scales from the largest elements of earlier steps, as a state.
 
     A scale that is known ahead of a step saves a pass over each operand: it is rounded as it is computed. The state is
@@ -334,6 +340,7 @@ def delayed_float8(
 
         scaled = nn.low_precision.delayed_float8(loss)
         state = scaled.init(params, batch)
+
 
         @bf.jit
         def step(params, state, batch):

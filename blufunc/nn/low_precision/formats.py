@@ -1,4 +1,4 @@
-"""Formats of floats: any widths of exponent and mantissa, and blocks with shared exponents.
+"""Formats of floats: any exponent and mantissa, and blocks that share exponents.
 
 A face, below ``rounding.py``. A format is a description: its numbers are held in arrays of wider dtypes.
 """
@@ -86,7 +86,9 @@ E5M2 = Format(5, 2)
 
 @dataclass(frozen=True)
 class MX:
-    """Blocks of numbers that share a power of two, as of the OCP Microscaling specification 1.0.
+    """Blocks of numbers that share a power of two.
+
+    They are those of the OCP Microscaling specification 1.0.
 
     Attributes:
       element: the format of numbers: ``E2M1`` (MXFP4), ``E2M3`` and ``E3M2`` (MXFP6), ``E4M3`` and ``E5M2`` (MXFP8).

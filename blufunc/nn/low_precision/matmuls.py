@@ -33,7 +33,7 @@ Where = Callable[[Any, Any], bool]
 
 
 class Rule(Protocol):
-    """What a matmul becomes; hashable, as a part of memo keys.
+    """The replacement of a matmul; hashable, as a part of memo keys.
 
     Attributes:
       where: which matmuls it is for; None: all.
@@ -51,7 +51,7 @@ class Rule(Protocol):
 
 
 class Site(NamedTuple):
-    """A matmul of a program: the lengths of the scans around it, from the outermost, and its line."""
+    """A matmul: the lengths of the scans around it, outermost first, and its line."""
 
     lengths: tuple[int, ...]
     line: str
@@ -123,7 +123,7 @@ def _apply(eqn: Eqn, rule: Rule, ins: list[Any], arrays: Iterator[Sequence[Any]]
     prim, params = eqn.prim, eqn.params
     if _is_site(eqn, rule.where):
         own = None if arrays is None else next(arrays)
-        return [rule(*ins, params, own).astype(eqn.outvars[0].aval.dtype)]
+        return [rule(ins[0], ins[1], params, own).astype(eqn.outvars[0].aval.dtype)]
     if prim in _CALLS:
         body = params["jaxpr"]
         taken = _taken(body, rule, arrays)

@@ -33,7 +33,9 @@ def dot(a: Scaled, b: Scaled, dtype: np.dtype, scaling: str, fast: bool = False)
     return out
 
 
-def _float8_dot(a: Any, scale_a: Any, b: Any, scale_b: Any, *, dtype: Any, scaling: str, fast: bool) -> list[Any]:
+def _float8_dot(
+    a: Any, scale_a: Any, b: Any, scale_b: Any, *, dtype: Any, scaling: str, fast: bool
+) -> list[Any]:
     def whole(values: Any, scale: Any) -> Any:
         scale = of_elements(scale.mT if scaling == "block" else scale, values.shape[-1])
         return (values.astype(dtypes.float32) * scale).astype(dtypes.bfloat16)
@@ -47,7 +49,10 @@ class _Float8Dot(Composite):
     name, definition = "float8_dot", _float8_dot
 
     def batch(self, axis, args, dims, *, jaxpr, dtype, scaling, fast):
-        """A batch of one operand is more rows of it, with scales of their own; two are the definition."""
+        """A batch of one operand is more rows of it, with scales of their own.
+
+        Batches of both are the definition.
+        """
         of_a, of_b = (any(d is not None for d in dims[i : i + 2]) for i in (0, 2))
         if (of_a and of_b) or scaling == "block":
             return super().batch(axis, args, dims, jaxpr=jaxpr, dtype=dtype, scaling=scaling, fast=fast)

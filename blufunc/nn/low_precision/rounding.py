@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ROUNDINGS = ("nearest", "stochastic")
 
 _HALVES = 24
-"""Bits of the random number that a remainder is compared with: more than a float32 below 1 has at its place."""
+"""Bits of the random number that a remainder is compared with."""
 
 
 def round_to(
@@ -68,7 +68,11 @@ def round_to(
 
 
 def shared_exponents(blocks: Any, format: MX) -> Any:
-    """Exponents int32 [..., 1] of the scales of blocks [..., b], in the range of float8_e8m0fnu."""
+    """Exponents int32 [..., 1] of the scales of blocks, within float8_e8m0fnu.
+
+    Args:
+      blocks: float32 [..., b].
+    """
     element = format.element
     finite = bnp.where(bnp.isfinite(blocks), bnp.abs(blocks), 0.0)
     top = bnp.max(finite, axis=-1, keepdims=True)
@@ -95,7 +99,9 @@ def _rounded(x: Any, format: Format, rounding: str, key: Any, saturate: bool) ->
     beyond = {"ieee": np.inf, "nan": np.nan, "none": format.largest}[format.specials]
     out = bnp.where(out > format.largest, format.largest if saturate else beyond, out)
     # infinities have no units
-    out = bnp.where(bnp.isfinite(size), out, bnp.where(bnp.isnan(size), size, format.largest if saturate else beyond))
+    out = bnp.where(
+        bnp.isfinite(size), out, bnp.where(bnp.isnan(size), size, format.largest if saturate else beyond)
+    )
     return bnp.copysign(out, x)
 
 
@@ -105,16 +111,17 @@ def _exponent(size: Any) -> Any:
 
 
 def _scaled(x: Any, k: Any) -> Any:
-    """``x * 2 ** k`` by two factors, as one may be no normal number; |k| is at most 252."""
+    """``x * 2 ** k`` by two factors, as one may be no normal number.
+
+    |k| is at most 252.
+    """
     half = k >> 1
     return x * power_of_two(half) * power_of_two(k - half)
 
 
 def _check(x: Any, format: Any, rounding: str, key: Any) -> None:
     if x.dtype not in (dtypes.float32, dtypes.bfloat16, dtypes.float16):
-        raise errors.DtypeError(
-            f"round_to: x is {x.dtype}.", where=source.here(), fix='x.astype("float32")'
-        )
+        raise errors.DtypeError(f"round_to: x is {x.dtype}.", where=source.here(), fix='x.astype("float32")')
     if not isinstance(format, (Format, MX)):
         raise errors.ArgumentError(
             f"round_to: {format!r:.60} is no format.",

@@ -16,12 +16,12 @@ from blufunc import lax
 from blufunc.core.ir import dtypes
 
 BLOCK = 128
-"""Elements along the contracted axis that share a scale, in blocks: as cuBLASLt has them on Hopper."""
+"""Elements along the contracted axis of a block, as of cuBLASLt on Hopper."""
 
 SCALINGS = ("tensor", "row", "block")
 
 _LEAST, _MOST = -120, 100
-"""Exponents of scales: what an fp8 number times 2^-k represents stays exact in bfloat16, without underflow."""
+"""Exponents k of scales for which fp8 numbers times 2^-k are bfloat16 numbers."""
 
 
 class Scaled(NamedTuple):
@@ -43,7 +43,7 @@ def largest_number(dtype: np.dtype) -> float:
 
 
 def largest(x: Any, scaling: str) -> Any:
-    """The largest magnitudes of a matrix [m, k] in float32: [1, 1], [m, 1], or [m, n] of blocks."""
+    """The largest magnitudes of a matrix in float32: [1, 1], [m, 1], or of blocks."""
     wide = bnp.abs(x.astype(dtypes.float32))
     if scaling == "tensor":
         return bnp.max(wide, axis=(-2, -1), keepdims=True)
@@ -57,7 +57,7 @@ def largest(x: Any, scaling: str) -> Any:
 
 
 def exponents(top: Any, dtype: np.dtype, margin: int = 0) -> Any:
-    """The largest k with ``top * 2 ** (k + margin)`` at most the largest number of a dtype.
+    """Exponents k of scales: ``top * 2 ** (k + margin)`` is in the range of a dtype.
 
     It is 0 where ``top`` is 0, infinite or NaN, so that infinities and NaN reach the result.
 
@@ -100,4 +100,3 @@ def of_elements(scale: Any, k: int) -> Any:
         return scale
     of_blocks = bnp.broadcast_to(scale[..., None], (*scale.shape, BLOCK))
     return of_blocks.reshape((*scale.shape[:-1], -1))[..., :k]
-

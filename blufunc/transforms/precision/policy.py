@@ -89,7 +89,9 @@ def make_policy(dtype: Any, float32: Any = (), low: Any = ()) -> Policy:
         raise errors.DtypeError(
             f"autocast to {dtypes.short_name(dtype)}: the low dtype is bfloat16 or float16.",
             where=source.here(),
-            fix="autocast(f, dtype='bfloat16')",
+            fix="nn.low_precision.float8(autocast(f)) for matmuls in fp8"
+            if dtype.itemsize == 1
+            else "autocast(f, dtype='bfloat16')",
         )
     wide, lowered = _names(float32, "float32"), _names(low, "low")
     if both := sorted(wide & lowered):

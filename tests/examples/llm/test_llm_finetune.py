@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import blufunc as bf
-from blufunc import io, tree
+from blufunc import tree
 from blufunc.errors import DataError
 from examples.gpt import data
 from examples.llm import cli, finetune, generate, model, weights
@@ -136,8 +136,8 @@ def test_finetune_and_generate(folder, tmp_path, text, capsys):
         and f"--model {out} --bytes" in said
     )
     adapter = str(tmp_path / "out" / "adapter")
-    again = ["--model", str(folder), "--adapter", adapter, "--bytes", "--tokens", "5", "--prompt", "the "]
-    assert cli.main(["generate", *again]) == 0
+    options = ["--model", str(folder), "--adapter", adapter, "--bytes", "--tokens", "5", "--prompt", "the "]
+    assert cli.main(["generate", *options]) == 0
     by_adapter = capsys.readouterr().out.splitlines()[1]
     assert cli.main(["generate", "--model", out, "--bytes", "--tokens", "5", "--prompt", "the "]) == 0
     said = capsys.readouterr().out

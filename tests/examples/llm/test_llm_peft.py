@@ -26,7 +26,9 @@ NAMES = {  # of layer 0, as PEFT writes them: the module's path in the model, in
 
 
 def settings(targets, rank=3):
-    return finetune.Settings(None, None, steps=1, batch=1, length=8, lr=1.0, rank=rank, targets=tuple(targets), alpha=8.0)
+    return finetune.Settings(
+        None, None, steps=1, batch=1, length=8, lr=1.0, rank=rank, targets=tuple(targets), alpha=8.0
+    )
 
 
 def adapters_of(params, targets):
@@ -47,7 +49,12 @@ def test_the_files_are_those_of_peft(name, tmp_path):
     adapters = adapters_of(params, targets)
     peft.save(tmp_path, adapters, config, 8.0, "base")
     facts = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert (facts["peft_type"], facts["r"], facts["lora_alpha"], facts["fan_in_fan_out"]) == ("LORA", 3, 8, name == "gpt2")
+    assert (facts["peft_type"], facts["r"], facts["lora_alpha"], facts["fan_in_fan_out"]) == (
+        "LORA",
+        3,
+        8,
+        name == "gpt2",
+    )
     tensors = io.load(tmp_path / "adapter_model.safetensors")
     assert set(facts) >= {"task_type", "base_model_name_or_path", "target_modules", "bias", "lora_dropout"}
     modules = [m for part in NAMES[name].values() for m in part]
@@ -61,7 +68,9 @@ def test_the_files_are_those_of_peft(name, tmp_path):
     a, b = (tensors[f"base_model.model.{module}.lora_{side}.weight"] for side in "AB")
     whole = adapters["layers"][0]["attention"]["qkv"]["weight"]
     np.testing.assert_array_equal(a, np.asarray(whole.a).T)
-    assert b.shape[1] == 3 and b.shape[0] == (a.shape[1] * 3 if name == "gpt2" else config.heads * config.features)
+    assert b.shape[1] == 3 and b.shape[0] == (
+        a.shape[1] * 3 if name == "gpt2" else config.heads * config.features
+    )
     found, alpha = peft.load(tmp_path, config)
     assert alpha == 8.0
     tree.map(np.testing.assert_array_equal, found, adapters)
@@ -99,7 +108,9 @@ def factors(config):
     sizes = {Q: (heads[0] * config.features, 2), V: (heads[1] * config.features, 5), UP: (config.hidden, 2)}
     draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
     return {
-        f"{m}.lora_{side}": draw(r, C) if side == "A" else draw(n, r) for m, (n, r) in sizes.items() for side in "AB"
+        f"{m}.lora_{side}": draw(r, C) if side == "A" else draw(n, r)
+        for m, (n, r) in sizes.items()
+        for side in "AB"
     }
 
 
@@ -108,7 +119,10 @@ def factors(config):
     [
         ({}, (3, 6 / 5, 3)),
         ({"use_rslora": True}, (6 / 2**0.5, 6 / 5**0.5, 6 / 2**0.5)),
-        ({"rank_pattern": {"v_proj": 5}, "alpha_pattern": {"self_attn.v_proj": 20, "up_proj": 1}}, (3, 4, 0.5)),
+        (
+            {"rank_pattern": {"v_proj": 5}, "alpha_pattern": {"self_attn.v_proj": 20, "up_proj": 1}},
+            (3, 4, 0.5),
+        ),
     ],
 )
 def test_layers_with_factors_of_their_own(facts, scales, tmp_path):
@@ -118,7 +132,9 @@ def test_layers_with_factors_of_their_own(facts, scales, tmp_path):
     write(tmp_path, given, **facts)
     adapters, alpha = peft.load(tmp_path, config)
     got = peft.applied(params, adapters, alpha)
-    product = {m: s * given[f"{m}.lora_B"] @ given[f"{m}.lora_A"] for m, s in zip((Q, V, UP), scales, strict=True)}
+    product = {
+        m: s * given[f"{m}.lora_B"] @ given[f"{m}.lora_A"] for m, s in zip((Q, V, UP), scales, strict=True)
+    }
     layer, old = got["layers"][1], params["layers"][1]
     zeros = np.zeros((config.key_heads * config.features, config.width))
     want = np.concatenate([product[Q], zeros, product[V]])  # one group: queries, keys, values
@@ -128,8 +144,10 @@ def test_layers_with_factors_of_their_own(facts, scales, tmp_path):
     np.testing.assert_allclose(change("mlp", "up"), product[UP], atol=1e-5)
     assert not change("mlp", "down").any()
     tokens = np.arange(6)[None]
-    beside = nn.lora.apply(params, adapters, alpha=alpha)
-    np.testing.assert_allclose(model.forward(beside, tokens, config), model.forward(got, tokens, config), atol=1e-3)
+    separate = nn.lora.apply(params, adapters, alpha=alpha)
+    np.testing.assert_allclose(
+        model.forward(separate, tokens, config), model.forward(got, tokens, config), atol=1e-3
+    )
 
 
 WRONG = {
@@ -141,7 +159,8 @@ WRONG = {
     "an unknown layer": (lambda f, c: write(f, {"model.layers.7.mlp.up_proj.lora_A": np.ones((2, 3))}), "layers.7"),
     "one factor": (lambda f, c: write(f, {f"{UP}.lora_A": factors(c)[f"{UP}.lora_A"]}), "the factors of"),
     "another width": (
-        lambda f, c: write(f, {f"{UP}.lora_A": np.ones((2, 3)), f"{UP}.lora_B": np.ones((c.hidden, 2))}), r"lora_A is \[r",
+        lambda f, c: write(f, {f"{UP}.lora_A": np.ones((2, 3)), f"{UP}.lora_B": np.ones((c.hidden, 2))}),
+        r"lora_A is \[r",
     ),
 }  # fmt: skip
 
@@ -158,4 +177,6 @@ def test_what_is_wrong_is_named(name, tmp_path):
 
 def test_no_adapters(tmp_path):
     with pytest.raises(DataError, match="there are no adapters"):
-        peft.save(tmp_path, bf.tree.map(lambda x: None, params_of(own_config("llama"))), own_config("llama"), 8.0)
+        peft.save(
+            tmp_path, bf.tree.map(lambda x: None, params_of(own_config("llama"))), own_config("llama"), 8.0
+        )

@@ -77,8 +77,8 @@ def test_qlora(folder, tmp_path):
     tree.map(np.testing.assert_array_equal, saved, result.params)
     adapters, alpha = peft.load(tmp_path / "out" / "adapter", ONE)
     tree.map(np.testing.assert_array_equal, adapters, result.adapters)
-    again = peft.applied(params, adapters, alpha)
-    np.testing.assert_array_equal(model.forward(again, tokens, ONE), model.forward(applied, tokens, ONE))
+    restored = peft.applied(params, adapters, alpha)
+    np.testing.assert_array_equal(model.forward(restored, tokens, ONE), model.forward(applied, tokens, ONE))
 
 
 @pytest.mark.slow

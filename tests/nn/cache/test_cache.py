@@ -119,7 +119,9 @@ def test_negative_positions_are_not_written(layout):
         got = caches.view(caches.update(cache, k, k, starts, lengths=lengths))[0]
         for row, start in zip(np.asarray(got)[..., 0, 0], starts, strict=True):
             np.testing.assert_array_equal(np.flatnonzero(row), [p for p in range(start, start + 3) if p >= 0])
-    one = np.asarray(caches.view(bf.jit(caches.update)(cache, k[:, :1], k[:, :1], np.int32(-2)))[0])[..., 0, 0]
+    one = np.asarray(caches.view(bf.jit(caches.update)(cache, k[:, :1], k[:, :1], np.int32(-2)))[0])[
+        ..., 0, 0
+    ]
     written = [] if layout == "paged" else [0]
     assert all(np.flatnonzero(row).tolist() == written for row in one)
 

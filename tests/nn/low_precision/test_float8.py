@@ -43,7 +43,7 @@ def reference(x, dtype, scaling):
 
 
 def expected(x, w, ct, recipe):
-    """x @ w of [m, k] and [k, n], and both gradients, as float64 sums of exact products."""
+    """x @ w and both gradients, as float64 sums of exact products."""
     forward, backward = recipe.forward, recipe.backward
     rounded = lambda v, dtype: reference(np.ascontiguousarray(v), dtype, recipe.scaling).astype(np.float64)
     out = rounded(x, forward) @ rounded(w.T, forward).T
@@ -109,7 +109,7 @@ def test_matmuls_of_any_axes(name):
 
 
 def test_which_matmuls():
-    """Those with batch axes, with rules of their own or without rows stay, and those that ``where`` leaves out."""
+    """Those with batch axes, with rules of their own or without rows stay."""
     x, w = draw(8, 32), draw(32, 32, seed=1)
     relu = bf.custom_jvp(lambda x: bnp.maximum(x @ w, 0))
     relu.defjvp(lambda p, t: (relu(*p), t[0]))
@@ -157,7 +157,11 @@ def test_bodies_are_rewritten():
 
     want = bf.value_and_grad(by_hand)(params, x)
     for f in (float8(model), bf.jit(float8(model)), float8(bf.jit(model))):
-        bf.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), bf.value_and_grad(f)(params, x), want)
+        bf.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7),
+            bf.value_and_grad(f)(params, x),
+            want,
+        )
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -167,10 +171,11 @@ def test_vmap_is_a_loop(scaling):
     ws = draw(3, 32, 16, seed=1)
     fun = bf.grad(lambda x, w: bnp.sum(bnp.sin(float8(bnp.matmul, Float8(scaling=scaling))(x, w))), (0, 1))
     for axes, args in (((0, None), (xs, ws[0])), ((None, 0), (xs[0], ws)), ((0, 0), (xs, ws))):
-        pick = lambda i: [a if d is None else a[i] for a, d in zip(args, axes, strict=True)]
         got = bf.vmap(fun, axes)(*args)
         for i in range(3):
-            bf.tree.map(lambda a, b: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-4), got, fun(*pick(i)))
+            want = fun(*[a if d is None else a[i] for a, d in zip(args, axes, strict=True)])
+            for of_all, of_one in zip(got, want, strict=True):
+                np.testing.assert_allclose(of_all[i], of_one, rtol=1e-4, atol=1e-4)
 
 
 def test_nonfinite_values_reach_the_result():
@@ -320,6 +325,7 @@ BAD = {
     "a recipe": (lambda: float8(bnp.matmul, "row"), errors.ArgumentError, "the recipe is a str"),
     "rows with a history": (lambda: delayed_float8(bnp.matmul, Float8(scaling="row")), errors.ValueRangeError, "row"),
     "no history": (lambda: delayed_float8(bnp.matmul, history=0), errors.ValueRangeError, "0 steps"),
+    "autocast": (lambda: bf.autocast(bnp.matmul, "float8_e4m3fn"), errors.DtypeError, r"(?s)low .*low_precision"),
     "no function": (lambda: float8(3), errors.BlufuncError, "float8"),
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.kernels.backends.cuda.driver import modules
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
+from blufunc.kernels.backends.cuda.library import float8_gemm
 from blufunc.kernels.backends.cuda.library.attention.op import Attention
 from blufunc.kernels.backends.cuda.library.collectives import Collective
 from blufunc.kernels.backends.cuda.library.control_flow.rows import Call, ControlFlow
@@ -23,7 +24,6 @@ from blufunc.kernels.backends.cuda.library.convolution.op import ConvolutionKern
 from blufunc.kernels.backends.cuda.library.cupy_ops import CUPY
 from blufunc.kernels.backends.cuda.library.decoding.quantized_gemm import QuantizedMatmul
 from blufunc.kernels.backends.cuda.library.decoding.skinny_gemm import SkinnyMatmul
-from blufunc.kernels.backends.cuda.library import float8_gemm
 from blufunc.kernels.backends.cuda.library.float8_gemm import Float8Matmul
 from blufunc.kernels.backends.cuda.library.grouped import op as grouped
 from blufunc.kernels.backends.cuda.library.grouped.op import Grouped

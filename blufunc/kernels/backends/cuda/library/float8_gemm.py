@@ -29,7 +29,7 @@ from blufunc.kernels.schedule import OpaqueStep
 NAME = "float8_dot"
 
 _SCALINGS = {"tensor": "sm_89", "row": "sm_90", "block": "sm_90"}
-"""Scalings, and the first architecture on which cuBLASLt has them; blocks of 128 are Hopper's alone."""
+"""The first architecture on which cuBLASLt has a scaling; blocks are Hopper's."""
 
 
 def gemm_of(eqn: Eqn) -> Gemm:
@@ -43,7 +43,7 @@ def gemm_of(eqn: Eqn) -> Gemm:
 
 
 def why_not(eqn: Eqn, arch: str) -> str | None:
-    """The reason that cuBLASLt does not compute an equation on an architecture, or None."""
+    """Reason that cuBLASLt does not compute an equation, or None."""
     if eqn.invars[0].aval.ndim != 2:
         return "each matrix of a batch has scales of its own"
     scaling = eqn.params["scaling"]

@@ -9,9 +9,10 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.driver import nvrtc
-from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.backends.cuda.library import cublaslt, float8_gemm
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.gemm_layout import Gemm, Layout
+from blufunc.kernels.schedule import OpaqueStep
 from blufunc.nn.low_precision import Float8, delayed_float8, float8
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.kernels.backends.cuda.library.test_cublaslt import lib  # noqa: F401
@@ -50,11 +51,21 @@ def test_all_three_matmuls_read_fp8_on_hopper(scaling):
 
 
 def test_a_history_saves_the_pass_for_the_largest_element():
-    """What is rounded is computed, measured and rounded by one kernel."""
+    """One kernel computes an operand, measures and rounds it."""
     args = operands()
     scaled = delayed_float8(bf.autocast(loss))
     text = described(bf.value_and_grad(scaled, (0, 1)), scaled.init(*args), *args)
     assert any("is_finite" in line and "reduce_max" in line for line in text.splitlines())
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_operands_and_scales_are_read_in_place(scaling):
+    """No copy turns an operand around ahead of a GEMM."""
+    w, x = operands()
+    jaxpr = bf.jit(bf.grad(float8(bf.autocast(loss), Float8(scaling=scaling)), (0, 1))).trace(w, x).jaxpr
+    steps = Draft(jaxpr, (False, False), "sm_90a").schedule.steps
+    gemms = [s for s in steps if isinstance(s, OpaqueStep) and s.eqn.prim.name == float8_gemm.NAME]
+    assert len(gemms) == 3 and not any(chain for s in gemms for _, chain in s.operands)
 
 
 REFUSED = {  # sizes, recipe, architecture, and the reason
@@ -93,7 +104,9 @@ def test_descriptors_have_scales(lib, scaling):  # noqa: F811
     made = cublaslt.Descriptors(gemm)
     made.set_scales(0xA0, 0xB0)  # the library is column-major: its A is the second operand
     assert [made.get(n, ctypes.c_uint64()) for n in (17, 18)] == [0xB0, 0xA0]
-    assert [made.get(n, ctypes.c_int32()) for n in (31, 32)] == [{"tensor": 0, "row": 3, "block": 4}[scaling]] * 2
+    assert [made.get(n, ctypes.c_int32()) for n in (31, 32)] == [
+        {"tensor": 0, "row": 3, "block": 4}[scaling]
+    ] * 2
     assert made.get(25, ctypes.c_int8()) == 1
 
 
