@@ -18,7 +18,7 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, Var, subjaxprs
 from blufunc.core.pytree import paths, tree
 from blufunc.parallel.collectives.primitives import equations
-from blufunc.parallel.collectives.shard_map import shard_map_p
+from blufunc.parallel.collectives.shard_map_equation import shard_map_p
 from blufunc.parallel.layouts.activations import Boundary, boundaries, features, streams
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh

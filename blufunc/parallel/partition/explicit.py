@@ -19,7 +19,7 @@ from dataclasses import replace
 from blufunc import errors
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Var
-from blufunc.parallel.collectives.shard_map import shard_map_p
+from blufunc.parallel.collectives.shard_map_equation import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.mesh.spec import PartitionSpec

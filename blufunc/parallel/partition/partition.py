@@ -30,7 +30,7 @@ from blufunc.core.primitives.sharding import Rule
 from blufunc.core.programs import simplify as passes
 from blufunc.core.programs.stage import stage
 from blufunc.parallel.collectives import primitives as mc
-from blufunc.parallel.collectives.shard_map import shard_map_p
+from blufunc.parallel.collectives.shard_map_equation import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
 from blufunc.parallel.mesh.sharding import NamedSharding

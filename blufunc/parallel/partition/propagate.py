@@ -23,7 +23,7 @@ from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Var, subjaxprs
 from blufunc.core.primitives.sharding import rule_of
 from blufunc.core.programs import simplify
-from blufunc.parallel.collectives.shard_map import shard_map_p
+from blufunc.parallel.collectives.shard_map_equation import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.partition.axis_priority import first

@@ -23,7 +23,7 @@ from blufunc.core.programs.alternatives import chosen
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.tables import duration, run_lengths, size, table
 from blufunc.parallel.collectives.primitives import MeshCollective, communicates, equations
-from blufunc.parallel.collectives.shard_map import shard_map_p
+from blufunc.parallel.collectives.shard_map_equation import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
 from blufunc.parallel.mesh.sharding import NamedSharding, SingleDeviceSharding, replicated

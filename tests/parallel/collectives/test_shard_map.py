@@ -9,7 +9,8 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, lax, tree
 from blufunc.core.ir.jaxpr import eval_jaxpr
-from blufunc.parallel.collectives.shard_map import divide, shard_map
+from blufunc.parallel.collectives.shard_map import shard_map
+from blufunc.parallel.collectives.shard_map_equation import divide
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import P

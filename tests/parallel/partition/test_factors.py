@@ -11,7 +11,7 @@ from blufunc import random
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ops import random_bits
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.parallel.collectives.shard_map import shard_map_p
+from blufunc.parallel.collectives.shard_map_equation import shard_map_p
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.transforms.control_flow.cond import cond_p
 from blufunc.transforms.control_flow.scan import scan_p
