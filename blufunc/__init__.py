@@ -9,6 +9,7 @@ from blufunc.config import config as config
 from blufunc.core.arrays import array as _array
 from blufunc.core.arrays import backend as _backend
 from blufunc.core.programs import alternatives as _alternatives
+from blufunc.core.programs import stage as _stage
 from blufunc.numpy import methods as _methods
 from blufunc.transforms.staging import jit as _jit
 from blufunc.transforms.staging import stages as _stages
@@ -190,6 +191,7 @@ with _lazy.modules(globals()):
     from blufunc.kernels.backends.cuda import backend as _cuda
     from blufunc.kernels.backends.cuda.library.attention import kernels as _attention
     from blufunc.nn.attention import recognised as _attention_recognised
+    from blufunc.parallel.partition import explicit_types as _explicit_types
     from blufunc.parallel.programs import array_shards as _array_shards
     from blufunc.parallel.programs import jit_shardings as _jit_shardings
     from blufunc.parallel.reports import array_html as _array_html
@@ -198,6 +200,7 @@ with _lazy.modules(globals()):
 _backend.register("cpu", lambda: _cpu.NumpyBackend())
 _backend.register("cuda", lambda: _cuda.CudaBackend())
 _array.shards = _array_shards
+_stage.explicit_types = _explicit_types
 _array.notebooks = _array_html
 _array.foreign = _foreign
 _alternatives.recognisers.append(

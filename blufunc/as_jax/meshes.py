@@ -5,7 +5,6 @@ Under the face ``as_jax``.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.contexts import set_mesh
 from blufunc.core.ir.avals import DEVICE, ManualAxisType
-from blufunc.parallel.mesh.constrain import with_sharding_constraint
+from blufunc.parallel.mesh.axis_regions import region
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh, current_mesh, manual_mesh
 from blufunc.parallel.mesh.sharding import SingleDeviceSharding
 from blufunc.transforms.staging.transfer import devices as all_devices
@@ -24,11 +23,9 @@ from blufunc.transforms.staging.transfer import devices as all_devices
 __all__ = [
     "AbstractDevice",
     "ManualAxisType",
-    "auto_axes",
     "create_device_mesh",
     "create_hybrid_device_mesh",
     "device_kind_handler_dict",
-    "explicit_axes",
     "get_abstract_mesh",
     "get_mesh",
     "make_single_device_sharding",
@@ -55,38 +52,6 @@ class AbstractDevice:
 def make_single_device_sharding(device: Any, *, memory_kind: str | None = None) -> SingleDeviceSharding:
     """The layout of an array that one device has."""
     return SingleDeviceSharding(device, memory_kind=memory_kind or DEVICE)
-
-
-def auto_axes(f: Callable | None = None, /, *, axes: Any = None, out_sharding: Any = None) -> Any:
-    """A function whose shardings are inferred: its results get ``out_sharding``.
-
-    Inference is the rule here. On axes that are ``Explicit`` the layout of operands decides inside, too.
-    """
-    if f is None:
-        return functools.partial(auto_axes, axes=axes, out_sharding=out_sharding)
-
-    @functools.wraps(f)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        given = kwargs.pop("out_sharding", None)
-        sharding = out_sharding if given is None else given
-        out = f(*args, **kwargs)
-        return out if sharding is None else with_sharding_constraint(out, sharding)
-
-    return function
-
-
-def explicit_axes(f: Callable | None = None, /, *, axes: Any = None, in_sharding: Any = None) -> Any:
-    """A function whose arguments have the shardings ``in_sharding``."""
-    if f is None:
-        return functools.partial(explicit_axes, axes=axes, in_sharding=in_sharding)
-
-    @functools.wraps(f)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        given = kwargs.pop("in_sharding", None)
-        sharding = in_sharding if given is None else given
-        return f(*(args if sharding is None else with_sharding_constraint(args, sharding)), **kwargs)
-
-    return function
 
 
 class use_abstract_mesh:
@@ -156,6 +121,8 @@ def get_abstract_mesh() -> AbstractMesh:
     manual = manual_mesh()
     if manual is not None:
         return manual.abstract
+    if (here := region()) is not None:
+        return here.mesh
     mesh = current_mesh()
     return AbstractMesh((), ()) if mesh is None else mesh.abstract
 

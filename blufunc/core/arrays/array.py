@@ -205,6 +205,11 @@ class ConcreteArray(Array):
         return shards.sharding_of(self)
 
     @property
+    def full_type(self) -> ShapedArray:
+        """The type, with the sharding if the array is on a mesh with explicit axes."""
+        return shards.type_of(self) if self.device.joint else self.aval
+
+    @property
     def addressable_shards(self) -> list[Any]:
         """The shards on this process's devices, in mesh order."""
         return shards.addressable_shards(self)

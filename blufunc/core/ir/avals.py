@@ -134,8 +134,8 @@ class ShapedArray(AbstractValue):
         """Size of the array in bytes."""
         return self.size * self.dtype.itemsize
 
-    def retyped(self, aval: ShapedArray) -> ShapedArray:
-        """Another type, of a value that is the same on all ranks of a mesh if this one is."""
+    def retyped(self, aval: ShapedArray, dim: int) -> ShapedArray:
+        """The type ``aval`` of an element along ``dim``, on a mesh as this one is."""
         return aval
 
     def with_shape(self, shape: tuple[int, ...]) -> ShapedArray:

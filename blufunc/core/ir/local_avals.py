@@ -69,6 +69,5 @@ class LocalArray(ShapedArray):
         pairs = list(zip(self.axes, letters, strict=True))
         return ManualAxisType(*(frozenset(a for a, t in pairs if t == mark) for mark in _MARKS))
 
-    def retyped(self, aval: ShapedArray) -> ShapedArray:
-        """Another type of a value with the same types over the axes."""
+    def retyped(self, aval: ShapedArray, dim: int) -> ShapedArray:
         return LocalArray(aval, self.axes, self.letters)

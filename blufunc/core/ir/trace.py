@@ -128,7 +128,7 @@ class Trace:
         return ct
 
     def type_of(self, x: Tracer) -> ShapedArray:
-        """The type of a tracer of this trace; in a ``shard_map`` a ``LocalArray``."""
+        """The type of a tracer of this trace, as ``type_of`` gives it."""
         return x.aval
 
     def sharding_of(self, x: Tracer) -> Any:
@@ -170,8 +170,11 @@ state = _State()
 
 
 def type_of(x: Any) -> ShapedArray:
-    """The type of an array; in a ``shard_map`` a ``LocalArray``."""
-    return x.trace.type_of(x) if isinstance(x, Tracer) else x.aval
+    """The type of an array.
+
+    In a ``shard_map`` a ``LocalArray``, on explicit axes an ``ExplicitArray``.
+    """
+    return x.trace.type_of(x) if isinstance(x, Tracer) else x.full_type
 
 
 class set_trace:

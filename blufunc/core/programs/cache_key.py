@@ -20,6 +20,7 @@ class Key(NamedTuple):
     types: tuple[ShapedArray, ...]
     static: tuple  # for each: kind, position or name, class, and ``exact`` key
     context: tuple = ()
+    shardings: tuple = ()  # along explicit axes, if the traced function asked for them
 
 
 def difference(old: Key, new: Key, labels: list[str]) -> str:
@@ -40,5 +41,11 @@ def difference(old: Key, new: Key, labels: list[str]) -> str:
     ]
     if old.context != new.context:
         parts.append(f"named axes and overridden rules: {old.context} -> {new.context}")
+    if old.shardings != new.shardings:
+        parts += [
+            f"{label}: sharded as {a and a.spec} -> {b and b.spec}"
+            for label, a, b in zip(labels, old.shardings, new.shardings, strict=False)
+            if a != b
+        ]
     more = f" (and {len(parts) - 3} more)" if len(parts) > 3 else ""
     return "; ".join(parts[:3]) + more

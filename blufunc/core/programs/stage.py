@@ -19,6 +19,7 @@ from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import ConcreteArray, from_numpy, lift
 from blufunc.core.ir import check, dtypes, source
 from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.explicit_avals import ExplicitArray
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, in_scope, subjaxprs
 from blufunc.core.ir.trace import (
     EVAL,
@@ -33,6 +34,50 @@ from blufunc.core.ir.trace import (
 )
 from blufunc.core.primitives.primitive import derived
 from blufunc.core.primitives.rule_errors import check_definition, check_values, definition_error, type_of
+
+explicit_types: Any = None
+"""``parallel/partition/explicit_types``: meshes are above the core."""
+
+
+class TraceTypes:
+    """The shardings of a trace along explicit mesh axes, once its function asks.
+
+    Args:
+      values: for each parameter the value it is of, or made of: an array of xs for an element; or a
+        ``ShapeDtypeStruct``.
+      avals: the types of the parameters.
+    Attributes:
+      asked: whether the function asked, so that the trace depends on the shardings of its arguments.
+    """
+
+    def __init__(self, values: Sequence[Any], avals: Sequence[ShapedArray]):
+        self.asked = False
+        self._values, self._avals = values, avals
+        self._found: Any = None
+
+    @property
+    def key(self) -> tuple:
+        """Each argument's sharding along explicit axes, or None."""
+        return tuple(map(explicit_types.sharding_of, self._values))
+
+    def type_of(self, trace: StageTrace, x: StagedTracer) -> ShapedArray:
+        """The type of a value of the trace, with its sharding."""
+        self.asked = True
+        if self._found is None:
+            self._found = explicit_types.ExplicitTypes(self._values, self._avals)
+        return self._found.type_of(trace, x)
+
+    def settled(self, trace: StageTrace, outs: Sequence[Atom]) -> TraceTypes | None:
+        """The types for a second trace of a body that shards its carry ``outs`` further.
+
+        None if it does not.
+        """
+        found = None if self._found is None else self._found.settled(trace, outs)
+        if found is None:
+            return None
+        joined = TraceTypes(self._values, self._avals)
+        joined._found = found
+        return joined
 
 
 class StagedTracer(Tracer):
@@ -51,11 +96,11 @@ class StagedTracer(Tracer):
 class StageTrace(Trace):
     """Records operations as equations."""
 
-    __slots__ = ("_constants", "_literals", "eqns", "invars", "name")
+    __slots__ = ("_constants", "_literals", "eqns", "invars", "name", "types")
 
-    def __init__(self, name: str = "jit"):
+    def __init__(self, name: str = "jit", types: TraceTypes | None = None):
         super().__init__()
-        self.name = name
+        self.name, self.types = name, types
         self.eqns: list[Eqn] = []
         self.invars: list[Var] = []
         self._constants: dict[int, tuple[Var, Any]] = {}  # by id: the value is kept alive, so ids stay unique
@@ -83,12 +128,23 @@ class StageTrace(Trace):
         self.eqns.append(Eqn(prim, invars, [var], params, line))
         return StagedTracer(self, var, line)
 
+    def type_of(self, x):
+        return x.aval if self.types is None else self.types.type_of(self, x)
+
     def sharding_of(self, x):
         for eqn in reversed(self.eqns):
             for n, var in enumerate(eqn.outvars):
                 if var is x.variable:
-                    return eqn.prim.sharding_of(n, **eqn.params)
-        return None
+                    stated = eqn.prim.sharding_of(n, **eqn.params)
+                    if stated is not None:
+                        return stated
+        found = self.type_of(x)
+        return found.sharding if isinstance(found, ExplicitArray) else None
+
+    @property
+    def constants(self) -> dict[Var, Any]:
+        """The outside values among the variables."""
+        return {var: value for var, (_, value) in self._constants.values()}
 
     def atom(self, x: Any) -> Atom:
         """The variable or literal for a value."""
@@ -139,6 +195,8 @@ def stage(
     name: str = "jit",
     labels: Sequence[str] | None = None,
     line: source.Source | None = None,
+    types: TraceTypes | None = None,
+    n_carry: int = 0,
 ) -> Jaxpr:
     """Trace ``fun``, flat arguments to flat results, to a jaxpr with its constants.
 
@@ -148,8 +206,10 @@ def stage(
       name: name of the transform in messages, and of the jaxpr.
       labels: the path of each argument, for messages.
       line: the user's line for its equations; None: the running one.
+      types: what is known of shardings along explicit axes.
+      n_carry: the number of leading parameters and results that are the carry of a loop.
     """
-    trace = StageTrace(name)
+    trace = StageTrace(name, types)
     params = [trace.parameter(a, labels[i] if labels else None) for i, a in enumerate(in_avals)]
     previous, source.replay.line = source.replay.line, line
     # Scopes of a call belong to its equation, not to the body's: other calls may share the trace.
@@ -157,10 +217,12 @@ def stage(
     try:
         with new_trace(trace):
             outs = fun(*params)
-            return trace.finish(outs, name, labels or ())
+            jaxpr = trace.finish(outs, name, labels or ())
+            again = types.settled(trace, jaxpr.outvars[:n_carry]) if types is not None and n_carry else None
     finally:
         source.replay.line = previous
         source.open_scopes(scopes)
+    return jaxpr if again is None else stage(fun, in_avals, name, labels, line, again, n_carry)
 
 
 def stage_body(
@@ -178,7 +240,8 @@ def stage_body(
     function needs them while it is traced (it takes a gradient, or asks), it is traced again, with types.
     """
     try:
-        return stage(fun, in_avals, name, labels)
+        types = TraceTypes(values, in_avals)
+        return stage(fun, in_avals, name, labels, None, types, n_carry)
     except UntypedError as error:
         first = error
     previous, source.replay.line = source.replay.line, None

@@ -19,16 +19,15 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Var, subjaxprs
-from blufunc.core.primitives.sharding import rule_of
+from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.programs import simplify
 from blufunc.parallel.collectives.shard_map_equation import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.partition.axis_priority import first
 from blufunc.parallel.partition.dim_groups import Node, body_ties, distinct
-from blufunc.parallel.partition.explicit import Explicit
+from blufunc.parallel.partition.explicit import Explicit, given, node_of, regions
 from blufunc.parallel.partition.resharding import Axes, Layout, layout_of
 
 
@@ -53,6 +52,7 @@ class Propagation:
         out_layouts: Sequence[Layout | None],
     ):
         self.mesh = mesh
+        self._explicit: Explicit | None = None
         self.layouts: dict[Var, Layout] = {}
         self.nodes: dict[Eqn, Node] = {}
         self._fixed: set[Var] = set(jaxpr.constvars)
@@ -70,10 +70,12 @@ class Propagation:
         of_parameters |= begin
         said = {v: layout for v, layout in self.layouts.items() if v not in begin and v not in end}
         self.layouts = dict(said)
-        if mesh.explicit:
-            for var, layout in Explicit(jaxpr, self.nodes, in_layouts, mesh).layouts.items():
-                if var not in self._fixed:
-                    self.layouts[var] = layout
+        if mesh.explicit or regions(jaxpr):
+            ins = [None if g is None else given(g, mesh) for g in in_layouts]
+            self._explicit = Explicit(jaxpr, ins, mesh, self.nodes)
+            for var, known in self._explicit.known.items():
+                if var not in self._fixed and (any(known.layout) or not known.undecided):
+                    self.layouts[var] = known.layout
         self._early()
         self._visited.clear()
         self.layouts.update(first(self.all_nodes, of_parameters, said, mesh.explicit))
@@ -137,9 +139,7 @@ class Propagation:
                 self.nodes[eqn] = self._node(eqn)
 
     def _node(self, eqn: Eqn) -> Node:
-        avals, outs = [a.aval for a in eqn.invars], [v.aval for v in eqn.outvars]
-        rule = source.at(eqn.source, rule_of)(eqn.prim, avals, outs, eqn.params)
-        node = Node(rule, eqn.invars, eqn.outvars, eqn.prim.kind in ("elementwise", "movement", "call"))
+        node = node_of(eqn)
         self.all_nodes.append(node)
         return node
 
@@ -223,12 +223,13 @@ class Propagation:
     def _grow(self, var: Var, layout: Layout) -> bool:
         """Shard a value further, as far as ``layout`` does."""
         now = self.layout(var)
+        decided = self._explicit.decided(var) if self._explicit is not None else self.mesh.explicit
         used = {a for axes in now for a in axes}
         grown = []
         for old, new in zip(now, layout, strict=True):
             more = new[len(old) :] if new[: len(old)] == old else ()
             more = () if used.intersection(more) else more
-            more = tuple(itertools.takewhile(lambda a: a not in self.mesh.explicit, more))
+            more = tuple(itertools.takewhile(lambda a: a not in decided, more))
             used.update(more)
             grown.append(old + more)
         if tuple(grown) == now:
@@ -261,10 +262,12 @@ class Propagation:
 
 def divisible(jaxpr: Jaxpr) -> Jaxpr:
     """A program as it is partitioned: simplified, and of primitives that have rules."""
-    jaxpr = simplify.inline_definitions(
-        jaxpr, lambda prim: prim.shard is not None or prim.kind == "elementwise"
-    )
-    return distinct(simplify.simplify(jaxpr))
+    return distinct(simplify.simplify(simplify.inline_definitions(jaxpr, has_rule)))
+
+
+def has_rule(prim: Primitive) -> bool:
+    """True if a primitive says how its dimensions are sharded."""
+    return prim.shard is not None or prim.kind == "elementwise"
 
 
 def automatic(layout: Layout, auto: Sequence[str], shape: Sequence[int], mesh: AbstractMesh) -> Layout:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import ConcreteArray
-from blufunc.core.ir.avals import DEVICE
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ops.offload import in_memory
 from blufunc.core.ops.shape import slice_
+from blufunc.parallel.mesh.axis_regions import along_explicit
 from blufunc.parallel.mesh.sharding import Index, Sharding, SingleDeviceSharding
 from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer
 
@@ -45,6 +46,11 @@ def sharding_of(self: ConcreteArray) -> Sharding:
     if isinstance(buffer, ShardedBuffer):
         return buffer.sharding.with_memory_kind(memory)
     return SingleDeviceSharding(self.device, memory_kind=memory)
+
+
+def type_of(self: ConcreteArray) -> ShapedArray:
+    """The type of an array on a mesh, with its sharding along explicit axes."""
+    return along_explicit(self.aval, self.buffer.sharding)
 
 
 def addressable_shards(self: ConcreteArray) -> list[Shard]:

@@ -22,7 +22,7 @@ from blufunc.core.primitives.tangents import Zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.alternatives import recognised
 from blufunc.core.programs.refs import RefError
-from blufunc.core.programs.stage import StagedTracer, StageTrace, is_staging, stage
+from blufunc.core.programs.stage import StagedTracer, StageTrace, TraceTypes, is_staging, stage
 from blufunc.transforms.autodiff.jvp import JVPTrace
 from blufunc.transforms.batching.batch import MeshAxis
 
@@ -111,7 +111,8 @@ class _Recognising:
         values = [x if isinstance(x, Array) else lift(x) for x in args]
         labels: Any = [getattr(x, "label", None) for x in values]
         try:
-            jaxpr = stage(self.fun, [x.aval for x in values], "grad", labels)
+            avals = [x.aval for x in values]
+            jaxpr = stage(self.fun, avals, "grad", labels, None, TraceTypes(values, avals))
         except RefError:  # a jaxpr has no cells: the function runs where they live
             return self.fun(*args)
         eqns = [Eqn(e.prim, e.invars, e.outvars, e.params, source.placed_again(e.source)) for e in jaxpr.eqns]

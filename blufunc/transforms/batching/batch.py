@@ -85,7 +85,7 @@ class BatchTrace(Trace):
         return self.parent.typed_cotangent(ct, primal)
 
     def type_of(self, x):
-        return type_of(x.value).retyped(x.aval)
+        return type_of(x.value).retyped(x.aval, x.dim)
 
     def split(self, x: Any) -> tuple[Any, int | None]:
         """The value and its batch dimension; None for constants."""

@@ -37,7 +37,7 @@ from blufunc.core.primitives.primitive import concrete, device_of
 from blufunc.core.programs import simplify
 from blufunc.core.programs.cache_key import Key, difference
 from blufunc.core.programs.refs import RefError
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import TraceTypes, stage
 from blufunc.core.pytree import nodes, tree
 from blufunc.transforms.arguments import (
     FlatFunction,
@@ -264,6 +264,7 @@ class Jitted(Generic[P, R]):
         self.budget = budget
         self.counter = [0]  # of traces; shared with the function that carries cells
         self._entries: dict[Key, Entry] = {}
+        self._by_sharding: set[Key] = set()  # keys whose traces asked how their arguments are sharded
         self._carrier: RefCarrier | None = None  # of a function of cells, once one was found
         self.carries_refs = True
         self._plain = not self.static_nums and not self.static_names
@@ -366,7 +367,7 @@ class Jitted(Generic[P, R]):
             return self.fun(*args, **kwargs)
         call = self._split(args, kwargs)
         values = self._values(call.leaves, call.in_tree)
-        entry = self._entry(call, [v.aval for v in values])
+        entry = self._entry(call, [v.aval for v in values], values)
         values = self._placed(call, values)
         if state.trace is not EVAL:
             outs = jit_p.bind(*entry.consts, *values, jaxpr=entry.jaxpr, name=self.name)
@@ -378,7 +379,7 @@ class Jitted(Generic[P, R]):
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced:
         """Trace for the types of the arguments (arrays or ``ShapeDtypeStruct``)."""
         call = self._split(args, kwargs)
-        entry = self._entry(call, [abstract(x) for x in call.leaves])
+        entry = self._entry(call, [abstract(x) for x in call.leaves], call.leaves)
         arrays = [x for x in call.leaves if isinstance(x, ConcreteArray) and x.aval.ndim]
         device = device_of(arrays, self.name, entry.home) if arrays else entry.home
         return Traced(self, entry, call.in_tree, device, self._layouts(call))
@@ -485,8 +486,10 @@ class Jitted(Generic[P, R]):
         """Each argument, or its future sharding, for ``Device.layouts``."""
         return call.leaves
 
-    def _entry(self, call: _CallArguments, avals: Sequence[ShapedArray]) -> Entry:
+    def _entry(self, call: _CallArguments, avals: Sequence[ShapedArray], values: Sequence[Any]) -> Entry:
         key = Key(call.in_tree, tuple(avals), call.static_key, state.context)
+        if key in self._by_sharding:
+            key = key._replace(shardings=TraceTypes(values, avals).key)
         entry = self._entries.get(key)
         if entry is not None and entry.alive():
             return entry
@@ -500,11 +503,21 @@ class Jitted(Generic[P, R]):
                 why=difference(last, key, labels_of(self.fun, call.in_tree)),
                 fix="keep shapes, dtypes and static arguments the same, or raise max_traces",
             )
-        entry = self._entries[key] = self._trace(call, key)
+        types = TraceTypes(values, avals)
+        entry = self._trace(call, key, types)
+        if types.asked:  # the trace is for these shardings alone
+            self._by_sharding.add(key._replace(shardings=()))
+            key = entry.key = key._replace(shardings=types.key)
+        self._entries[key] = entry
         if key.context:  # keep the last few: there may be any number of scopes
             for old in [k for k in self._entries if k.context][:-_MAX_SCOPES]:
                 del self._entries[old]
-        if self._plain and not key.context and not any(isinstance(c, Tracer) for c in entry.consts):
+        if (
+            self._plain
+            and not key.context
+            and not types.asked
+            and not any(isinstance(c, Tracer) for c in entry.consts)
+        ):
             self._fast[(call.in_tree, *key.types)] = entry
             if not call.kwargs and all(a.__class__ is ConcreteArray for a in call.args):
                 self._fast[key.types] = entry
@@ -527,11 +540,11 @@ class Jitted(Generic[P, R]):
             )
         traced[types] = weakref.ref(self.fun)
 
-    def _trace(self, call: _CallArguments, key: Key) -> Entry:
+    def _trace(self, call: _CallArguments, key: Key, types: TraceTypes) -> Entry:
         flat = self._flat(call)
         labels = labels_of(self.fun, call.in_tree)
         with to.span(f"trace {self.name}", "compilation") if (to := recording.active) else recording.OFF:
-            jaxpr = stage(flat, key.types, self.name, labels)
+            jaxpr = stage(flat, key.types, self.name, labels, None, types)
         closed, consts = simplify.merge_constants(jaxpr).hoist()
         if config.shows("jaxpr"):
             config.show(closed)

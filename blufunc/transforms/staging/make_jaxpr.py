@@ -9,11 +9,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.ir.local_avals import LocalArray
 from blufunc.core.ir.trace import Tracer, state, type_of
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import TraceTypes, stage
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import (
     FlatFunction,
@@ -59,7 +60,8 @@ def make_jaxpr(
         avals = [abstract(x, label) for x, label in zip(leaves, labels, strict=True)]
         context, state.context = state.context, (*state.context, *axes)
         try:
-            jaxpr = stage(flat, avals, name_of(fun), labels)
+            types = TraceTypes(leaves, avals)
+            jaxpr = stage(flat, avals, name_of(fun), labels, None, types)
         finally:
             state.context = context
         if return_shape:
@@ -73,12 +75,13 @@ def typeof(x: Any) -> ShapedArray:
     """Type of an array, traced value or scalar: shape, dtype and weak type.
 
     It prints as ``f32[3]``, with a ``~`` in front if the type is weak. In the function of a ``shard_map`` it has
-    the axes of the mesh over which the value varies, ``typeof(x).vma``, and prints as ``f32[3]{V:data}``.
+    the axes of the mesh over which the value varies, ``typeof(x).vma``, and prints as ``f32[3]{V:data}``. On a mesh
+    with ``Explicit`` axes ``typeof(x).sharding`` is the sharding along these, and it prints as ``f32[4@data,3]``.
 
     Raises:
       ArgumentError: ``x`` is not an array, scalar or ``ShapeDtypeStruct``.
     """
     if not isinstance(x, Tracer):
-        return abstract(x)
+        return x.full_type if isinstance(x, ConcreteArray) else abstract(x)
     found, axes = type_of(x), tuple(str(e.name) for e in state.context if isinstance(e, MeshAxis))
     return LocalArray(found, axes, None) if axes and not isinstance(found, LocalArray) else found
