@@ -218,11 +218,11 @@ def stage(
         with new_trace(trace):
             outs = fun(*params)
             jaxpr = trace.finish(outs, name, labels or ())
-            again = types.settled(trace, jaxpr.outvars[:n_carry]) if types is not None and n_carry else None
+            joined = types.settled(trace, jaxpr.outvars[:n_carry]) if types is not None and n_carry else None
     finally:
         source.replay.line = previous
         source.open_scopes(scopes)
-    return jaxpr if again is None else stage(fun, in_avals, name, labels, line, again, n_carry)
+    return jaxpr if joined is None else stage(fun, in_avals, name, labels, line, joined, n_carry)
 
 
 def stage_body(

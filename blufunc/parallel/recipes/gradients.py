@@ -22,13 +22,22 @@ from blufunc.core.ir.jaxpr import eval_jaxpr
 from blufunc.core.programs.stage import StagedTracer
 from blufunc.core.pytree import tree
 from blufunc.parallel.collectives.typed_trace import TypedTrace
+from blufunc.parallel.recipes.hierarchical import hierarchical_psum, levels
+from blufunc.parallel.recipes.quantized import quantized_psum
 from blufunc.parallel.recipes.typed import current_trace, element, like, likes, typed_jaxpr
 from blufunc.transforms.autodiff.grad import value_and_grad
 
 T = TypeVar("T")
 
 
-def bucketed_psum(grads: T, axis: str | Sequence[str], *, bytes: int | None = None) -> T:
+def bucketed_psum(
+    grads: T,
+    axis: str | Sequence[str],
+    *,
+    bytes: int | None = None,
+    hierarchical: bool = False,
+    quantized: str | None = None,
+) -> T:
     """``lax.psum(grads, axis)`` with one all-reduce per bucket.
 
     For use inside ``shard_map``, outside of loops in it. Each all-reduce is issued right after the last gradient of its
@@ -39,9 +48,14 @@ def bucketed_psum(grads: T, axis: str | Sequence[str], *, bytes: int | None = No
       axis: one mesh axis, several, or none for no sum.
       bytes: the size of a full bucket, by default ``config.bucket_bytes``; a larger array is a bucket by itself. All
         arrays of a bucket have one dtype.
+      hierarchical: ``axis`` is several axes, the last of ranks within a host: each bucket is reduced within hosts, then
+        between them (``hierarchical_psum``).
+      quantized: ``"int8"`` or ``"float8_e4m3fn"`` sends blocks of 8 bits, by ``quantized_psum_scatter`` and
+        ``quantized_all_gather``, of whose errors the result has both. None, the default: exact.
     Returns:
       the same values as ``psum``. Gradients known to be zero, as of unused parameters, are not sent.
     Raises:
+      ArgumentError: ``hierarchical`` with one axis, or another type of quantized elements.
       ShardingError: a gradient is replicated: it is summed already.
       ValueRangeError: ``bytes`` is not positive.
     """
@@ -53,21 +67,31 @@ def bucketed_psum(grads: T, axis: str | Sequence[str], *, bytes: int | None = No
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
     if not axes:
         return grads
+    if hierarchical:
+        levels(axes, "bucketed_psum(hierarchical=True)")
     trace = current_trace("bucketed_psum")
     leaves, structure = tree.flatten(grads)
     leaves = [lift(x) for x in leaves]
     unreduced = [i for i, x in enumerate(leaves) if _is_unreduced(x, axes, trace)]
     sums: list[Any] = [bnp.zeros_like(x) for x in leaves]
+    how = _how(axes, hierarchical, quantized)
     for bucket in _buckets(leaves, unreduced, trace, bytes):
         start = len(trace.eqns)
-        for i, total in zip(bucket, _summed([leaves[i] for i in bucket], axes), strict=True):
+        for i, total in zip(bucket, _summed([leaves[i] for i in bucket], how), strict=True):
             sums[i] = total
         _move_up(trace, start)
     return tree.unflatten(structure, sums)
 
 
 def accumulated_value_and_grad(
-    loss: Callable, params: Any, microbatches: Any, axis: str | Sequence[str], *, bytes: int | None = None
+    loss: Callable,
+    params: Any,
+    microbatches: Any,
+    axis: str | Sequence[str],
+    *,
+    bytes: int | None = None,
+    hierarchical: bool = False,
+    quantized: str | None = None,
 ) -> tuple[Any, Any]:
     """Mean of a loss over microbatches and ranks, and its gradient, reduced once.
 
@@ -80,7 +104,8 @@ def accumulated_value_and_grad(
         gathered on use.
       microbatches: a pytree of this rank's arrays, [M, ...].
       axis: the mesh axis, or axes, over which data are sharded.
-      bytes: see ``bucketed_psum``.
+      bytes, hierarchical, quantized: see ``bucketed_psum``. Gradients that are reduced over one axis alone are so as
+        without ``hierarchical``.
     Returns:
       value and gradient, summed in the dtype of the parameters; replicated where the parameters are.
     Raises:
@@ -108,7 +133,10 @@ def accumulated_value_and_grad(
 
     zero = [bnp.zeros((), of_value.aval.dtype), *unreduced.zeros(params)]
     (value, *grads), _ = lax.scan(add, zero, microbatches)
-    return lax.psum(value, axes), unreduced.reduce(tree.unflatten(tree.structure(params), grads), bytes)
+    sums = unreduced.reduce(
+        tree.unflatten(tree.structure(params), grads), bytes, hierarchical=hierarchical, quantized=quantized
+    )
+    return lax.psum(value, axes), sums
 
 
 class Reducer:
@@ -145,12 +173,16 @@ class Reducer:
         bytes: int | None,
         later: Sequence[frozenset[str]] = (),
         more: Sequence[tuple[str, ...]] = (),
+        *,
+        hierarchical: bool = False,
+        quantized: str | None = None,
     ) -> Any:
         """Reduce in buckets over each gradient's axes.
 
         Args:
           later: for each gradient the axes over which it stays unreduced; default none.
           more: for each gradient further axes, over which it varies; default none.
+          hierarchical, quantized: see ``bucketed_psum``.
         """
         leaves, structure = tree.flatten(grads)
         groups: dict[tuple[str, ...], list[int]] = {}
@@ -160,7 +192,13 @@ class Reducer:
             leaves[i] = lax.pcast(leaves[i], tuple(a for a in others if a in deferred), to="unreduced")
             groups.setdefault(tuple(a for a in others + own if a not in deferred), []).append(i)
         for axes, which in groups.items():
-            sums = bucketed_psum([leaves[i] for i in which], axes, bytes=bytes)
+            sums = bucketed_psum(
+                [leaves[i] for i in which],
+                axes,
+                bytes=bytes,
+                hierarchical=hierarchical and len(axes) > 1,
+                quantized=quantized,
+            )
             for i, x in zip(which, sums, strict=True):
                 leaves[i] = x
         return tree.unflatten(structure, leaves)
@@ -229,11 +267,18 @@ def _move_up(trace: TypedTrace, start: int) -> None:
     trace.eqns[:] = [*trace.eqns[: last + 1], *new, *trace.eqns[last + 1 : start]]
 
 
-def _summed(xs: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:
+def _how(axes: tuple[str, ...], hierarchical: bool, quantized: str | None) -> Callable[[Any], Any]:
+    """The all-reduce of one array."""
+    if quantized is not None:
+        return lambda x: quantized_psum(x, axes, quantized, hierarchical, "bucketed_psum")
+    return lambda x: hierarchical_psum(x, axes) if hierarchical else lax.psum(x, axes)
+
+
+def _summed(xs: Sequence[Any], reduce: Callable[[Any], Any]) -> list[Any]:
     """Sum one bucket."""
     if len(xs) == 1:
-        return [lax.psum(xs[0], axes)]
-    total = lax.psum(bnp.concatenate([x.reshape(-1) for x in xs]), axes)
+        return [reduce(xs[0])]
+    total = reduce(bnp.concatenate([x.reshape(-1) for x in xs]))
     outs, start = [], 0
     for x in xs:
         outs.append(total[start : start + x.size].reshape(x.shape))
