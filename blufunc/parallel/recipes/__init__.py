@@ -26,6 +26,7 @@ with _lazy.names(__name__):
     from blufunc.parallel.recipes.pipelines.schedule import PipelineCosts, pipeline_schedule
     from blufunc.parallel.recipes.quantized import quantized_all_gather, quantized_psum_scatter
     from blufunc.parallel.recipes.token_order import unzigzag, zigzag, zigzag_order, zigzag_positions
+    from blufunc.parallel.recipes.turns import by_turns
     from blufunc.parallel.recipes.vocabulary_parallel import (
         pad_vocabulary,
         vocabulary_parallel_cross_entropy,
@@ -39,6 +40,7 @@ __all__ = [
     "all_gather_matmul",
     "balanced_bias",
     "bucketed_psum",
+    "by_turns",
     "context_parallel_attention",
     "deinterleave_layers",
     "dropless_experts",

@@ -124,6 +124,12 @@ class Forecast:
         return scheduled_seconds(self.sight, lambda step: step.seconds(machine), self.collective_seconds)
 
     @property
+    def exposed_seconds(self) -> float | None:
+        """Seconds of ``scheduled_seconds`` that wait for collectives, or None."""
+        scheduled, compute = self.scheduled_seconds, self.compute_seconds
+        return None if scheduled is None or compute is None else scheduled - compute
+
+    @property
     def seconds(self) -> float | None:
         """Seconds without any overlap; None without both figures."""
         compute, exchange = self.compute_seconds, self.exchange_seconds

@@ -1,7 +1,8 @@
 """Overlap of collectives with independent matmuls.
 
 Kernels, stage 5, after ``fusion/fuse.py``. In: the steps of a fusion. Out: the same steps reordered: some matmuls are
-delayed to overlap with a collective whose result the next work needs. With tensor parallelism each layer has four such
+delayed to overlap with a collective whose result the next work needs, and pointwise work that reads such a result waits
+until its own is read. With tensor parallelism each layer has four such
 collectives in the backward pass. Its weight gradients, which only the optimizer reads, take about as long: without
 overlap, SMs idle during the collectives. Pipelines delay weight gradients likewise (Qi et al., "Zero Bubble Pipeline
 Parallelism", 2023).
@@ -18,7 +19,7 @@ from typing import Any
 
 from blufunc.core.ir.jaxpr import Var, communicates
 from blufunc.kernels.backends.cuda.streams import exchange_seconds, product_seconds
-from blufunc.kernels.fusion.fuse import Opaque, Step
+from blufunc.kernels.fusion.fuse import Opaque, Region, Step
 from blufunc.kernels.ops.gemm import PRODUCTS
 
 LEAST = 2e-5
@@ -36,7 +37,7 @@ def overlapped_matmuls(steps: Sequence[Step]) -> list[Step]:
     if sum(_exchanged(s) > LEAST for s in steps) < 2:
         return list(steps)
     _Cover(steps).choose()
-    return _delayed(steps)
+    return _late_readers(_delayed(steps))
 
 
 class _Cover:
@@ -125,6 +126,38 @@ def _delayed(steps: Sequence[Step]) -> list[Step]:
             if not missing[r]:
                 heapq.heappush(ready, r)
     assert len(out) == len(steps), "dependency cycle between steps"
+    return out
+
+
+def _late_readers(steps: Sequence[Step]) -> list[Step]:
+    """Pointwise readers of collectives, moved to where their results are read.
+
+    Where a batch is in parts, a residual sum waits for the collective of one part, and matmuls of the other would wait
+    for it. It moves only past matmuls of the minimum time, and not if it writes less than what it reads of a
+    collective (a conversion of gathered parameters), since what it reads stays in memory longer.
+    """
+    makers = _makers(steps)
+    before = list(itertools.accumulate((_product(s) for s in steps), initial=0.0))
+    place = {s: n for n, s in enumerate(steps)}
+    first = {s: len(steps) for s in steps}  # the place of the first reader
+    late: dict[Var, None] = {}  # values of collectives, and those computed from them pointwise
+    for s in steps:
+        if _exchanged(s) > LEAST or (isinstance(s, Region) and any(v in late for v in s.inputs)):
+            late.update(dict.fromkeys(s.outputs))
+    waiting: dict[int, list[Step]] = {}  # by the place of the step that they now precede
+    for n, s in reversed(list(enumerate(steps))):
+        if isinstance(s, Region) and before[first[s]] - before[n] > LEAST:
+            read = max((v.aval.nbytes for v in s.inputs if v in late), default=0)
+            if 0 < read <= sum(v.aval.nbytes for v in s.outputs):
+                place[s] = first[s]
+                waiting.setdefault(first[s], []).append(s)
+        for m in _needs(s, makers):
+            first[m] = min(first[m], place[s])
+    out: list[Step] = []
+    for n, s in enumerate([*steps, None]):
+        out.extend(reversed(waiting.get(n, ())))
+        if s is not None and place[s] == n:
+            out.append(s)
     return out
 
 

@@ -273,3 +273,72 @@ def test_gradients_of_divided_layers(monkeypatch, rng, worth, overlaps):
     for s in found:
         assert s.eqn.prim.name == "dot_general" and s.eqn.outvars[0].aval.shape in ((16, 32), (32, 16))
         assert s.overlapped.prim.name == "mesh_psum_scatter" and eqns.index(s.overlapped) < eqns.index(s.eqn)
+
+
+class Pointwise:
+    """A stand-in for a ``Region``."""
+
+    def __init__(self, inputs, output):
+        self.inputs, self.outputs = inputs, [output]
+
+
+class Value:
+    """A stand-in for a ``Var`` of a size."""
+
+    def __init__(self, nbytes):
+        self.aval = SimpleNamespace(nbytes=nbytes)
+
+
+def late(rows, monkeypatch):
+    """Steps of a letter (pointwise, product, collective) and operands, before and after."""
+    seconds = lambda kind: lambda s: 1e-3 if getattr(s, "kind", None) == kind else 0.0
+    monkeypatch.setattr(overlap, "Region", Pointwise)
+    monkeypatch.setattr(overlap, "_product", seconds("p"))
+    monkeypatch.setattr(overlap, "_exchanged", seconds("e"))
+    steps, values = [], []
+    for kind, back in rows:
+        inputs = [values[-b] for b in back if b <= len(values)]
+        values.append(Value(4))
+        if kind == "k":
+            steps.append(Pointwise(inputs, values[-1]))
+        else:
+            steps.append(Work(kind, inputs, values[-1]))
+    return steps, overlap._late_readers(steps)
+
+
+class Work:
+    """A stand-in for a matmul or a collective."""
+
+    def __init__(self, kind, inputs, output):
+        self.kind, self.inputs, self.outputs = kind, inputs, [output]
+
+
+@pytest.mark.slow
+@given(st.lists(st.tuples(st.sampled_from("kpe"), st.lists(st.integers(1, 6), max_size=3)), max_size=14))
+@settings(max_examples=300)
+def test_late_readers_come_after_what_they_need(rows):
+    with pytest.MonkeyPatch.context() as patch:
+        steps, found = late(rows, patch)
+    assert sorted(map(id, found)) == sorted(map(id, steps))
+    place = {s: n for n, s in enumerate(found)}
+    makers = {s.outputs[0]: s for s in steps}
+    assert all(place[makers[v]] < place[s] for s in steps for v in s.inputs)
+    others = [s for s in found if isinstance(s, Work)]
+    assert others == [s for s in steps if isinstance(s, Work)]  # only pointwise steps move
+
+
+LATE = {
+    "past the products of the other part": ([("e", []), ("k", [1]), ("p", []), ("p", [2])], [0, 2, 1, 3]),
+    "with what reads it": ([("e", []), ("k", [1]), ("k", [1]), ("p", []), ("p", [2])], [0, 3, 1, 2, 4]),
+    "not past nothing": ([("e", []), ("k", [1]), ("k", []), ("p", [2])], [0, 1, 2, 3]),
+    "not if the next product reads it": ([("e", []), ("k", [1]), ("p", [1]), ("p", [])], [0, 1, 2, 3]),
+    "not without a collective": ([("p", []), ("k", [1]), ("p", []), ("p", [2])], [0, 1, 2, 3]),
+    "results last": ([("e", []), ("k", [1]), ("p", [])], [0, 2, 1]),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_late_readers(case, monkeypatch):
+    rows, want = LATE[case]
+    steps, found = late(rows, monkeypatch)
+    assert [steps.index(s) for s in found] == want
