@@ -19,7 +19,6 @@ from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import ConcreteArray, from_numpy, lift
 from blufunc.core.ir import check, dtypes, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.explicit_avals import ExplicitArray
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, in_scope, subjaxprs
 from blufunc.core.ir.trace import (
     EVAL,
@@ -139,7 +138,7 @@ class StageTrace(Trace):
                     if stated is not None:
                         return stated
         found = self.type_of(x)
-        return found.sharding if isinstance(found, ExplicitArray) else None
+        return None if found is x.aval else found.sharding
 
     @property
     def constants(self) -> dict[Var, Any]:

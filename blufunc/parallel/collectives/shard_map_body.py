@@ -14,7 +14,7 @@ from blufunc import errors
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
-from blufunc.core.ir.trace import Body, new_trace, state
+from blufunc.core.ir.trace import Body, UntypedError, new_trace, state
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
 from blufunc.parallel.collectives import typed_rules  # noqa: F401  (adds the types of custom derivatives)
@@ -140,6 +140,13 @@ def nested(body: Function, values: Sequence[Any], specs: Sequence[PartitionSpec]
 
     avals = [v.aval for v in values]
     jaxpr = state.trace.typed_body(Body(run, avals, values, body.name, body.labels))
+    if jaxpr is None:  # in a loop, a branch or a call, which is traced again with types
+        raise UntypedError(
+            f"shard_map of {body.name} in a function that is traced by itself, inside of another shard_map.",
+            where=source.here(),
+            why="the types of its arguments over the axes of the mesh are not known.",
+            fix="call it outside of that function",
+        )
     return eval_jaxpr(jaxpr, values)
 
 

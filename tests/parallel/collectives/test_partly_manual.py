@@ -155,6 +155,28 @@ def test_inside_of_another(case, where, mesh):
             np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4 * scale)
 
 
+INNER = shard_map(lambda x: lax.psum(x * x, "b"), in_specs=P("b"), out_specs=P(), axis_names={"b"})
+BODIES = {  # which are traced by themselves, and nothing else in them asks for types
+    "scan": (
+        lambda x: lax.scan(lambda c, _: (c + INNER(x), None), x[:2], None, length=2)[0],
+        lambda x: x[:2] + 2 * (x.reshape(4, 2, -1) ** 2).sum(0),
+    ),
+    "cond": (
+        lambda x: lax.cond(x.shape[0] * lax.axis_size("a") > 3, INNER, lambda x: x[:2], x),
+        lambda x: (x.reshape(4, 2, -1) ** 2).sum(0),
+    ),
+    "checkpoint": (lambda x: bf.checkpoint(INNER)(x), lambda x: (x.reshape(4, 2, -1) ** 2).sum(0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_in_a_body_inside_of_another(case):
+    f, want = BODIES[case]
+    x = floats(16, 3)
+    got = shard_map(f, mesh=MESH, in_specs=P("a"), out_specs=P("a"), axis_names={"a"})(x)
+    np.testing.assert_allclose(got, np.concatenate([want(x[:8]), want(x[8:])]), rtol=1e-5)
+
+
 def test_in_a_loop_and_a_gradient_inside_of_another():
     def outer(x, w):
         def step(w, _):

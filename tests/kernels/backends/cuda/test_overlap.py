@@ -290,7 +290,7 @@ class Value:
 
 
 def late(rows, monkeypatch):
-    """Steps of a letter (pointwise, product, collective) and operands, before and after."""
+    """Steps before and after: letters (pointwise, product, collective) and operands."""
     seconds = lambda kind: lambda s: 1e-3 if getattr(s, "kind", None) == kind else 0.0
     monkeypatch.setattr(overlap, "Region", Pointwise)
     monkeypatch.setattr(overlap, "_product", seconds("p"))
