@@ -139,6 +139,37 @@ def _as_value(x: Any, i: int, name: Callable[[int], str]) -> Array:
         return lift(x, name(i))
 
 
+class Auxiliary:
+    """Auxiliary results of a function.
+
+    Other leaves than arrays stay as they are, numbers and objects of any kind.
+
+    Attributes:
+      values: the leaves that are arrays.
+    """
+
+    def __init__(self, aux: Any):
+        leaves, self.structure = tree.flatten(aux)
+        self.others = {i: x for i, x in enumerate(leaves) if not isinstance(x, Array)}
+        self.values = [x for i, x in enumerate(leaves) if i not in self.others]
+
+    def rebuild(self, values: Sequence[Any]) -> Any:
+        """The pytree with other values for its arrays."""
+        rest = iter(values)
+        n = self.structure.num_leaves
+        return tree.unflatten(
+            self.structure, [self.others[i] if i in self.others else next(rest) for i in range(n)]
+        )
+
+
+def value_or_none(x: Any) -> Array | None:
+    """A leaf as a value, or None where it is no array."""
+    try:
+        return lift(x)
+    except errors.BlufuncError:
+        return None
+
+
 def abstract(x: Any, name: str | None = None) -> ShapedArray:
     """The type of a value, or of an object with ``shape`` and ``dtype``."""
     if isinstance(x, Array):

@@ -159,6 +159,30 @@ def test_residuals_that_are_no_arrays():
     assert len(seen) == 3 and all(s == (True, "name", bnp.negative) for s in seen)
 
 
+def test_auxiliary_results_that_are_no_arrays():
+    x, kept = bnp.ones(3), (2, "name", np.float64(0.1), bnp.negative)
+    f = lambda x: (x.sum(), {"kept": kept, "x": x})
+    for aux in (
+        bf.grad(f, has_aux=True)(x)[1],
+        bf.value_and_grad(f, has_aux=True)(x)[0][1],
+        bf.vjp(f, x, has_aux=True)[2],
+        bf.jvp(f, (x,), (x,), has_aux=True)[2],
+        bf.linearize(f, x, has_aux=True)[2],
+        bf.jacrev(f, has_aux=True)(x)[1],
+        bf.jacfwd(f, has_aux=True)(x)[1],
+    ):
+        assert aux["kept"] == kept and [*map(type, aux["kept"])] == [*map(type, kept)]
+        np.testing.assert_array_equal(aux["x"], x)
+    doubled = bf.jit(lambda x: bf.grad(lambda x: (x.sum(), (2, x)), has_aux=True)(x)[1])
+    assert doubled(x)[0].dtype == np.int32
+
+
+def test_constraints_to_one_device(two_devices):
+    there = bf.sharding.SingleDeviceSharding(two_devices[1])
+    for x in lax.with_sharding_constraint({"a": bnp.ones(3), "b": [np.ones(2)]}, there)["b"]:
+        assert x.device == two_devices[1]
+
+
 def test_known_values_while_tracing():
     def f(x):
         with bf.ensure_compile_time_eval():

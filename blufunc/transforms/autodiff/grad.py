@@ -22,6 +22,7 @@ from blufunc.core.primitives.linear_ops import instantiate, zeros
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.pytree import nodes, paths, tree
 from blufunc.transforms.arguments import (
+    Auxiliary,
     FlatFunction,
     LazyLabels,
     argument_indices,
@@ -267,17 +268,15 @@ def value_and_grad(
         chosen = Chosen(fun, args, kwargs, argnums)
         primals, labels = chosen.values, chosen.labels
         check_inputs("grad", chosen, holomorphic, allow_int)
-        aux_tree: Any = None
+        aux = Auxiliary(())
 
         def flat_fun(*xs):
-            nonlocal aux_tree
+            nonlocal aux
             out = chosen.call(xs)
-            aux_leaves: list = []
             if has_aux:
-                out, aux = split_aux(fun, out, "(scalar, auxiliary)")
-                aux_leaves, aux_tree = tree.flatten(aux)
-                aux_leaves = as_values(aux_leaves, lambda i: f"auxiliary output {i} of {name_of(fun)}")
-            return [_scalar_output(fun, out, holomorphic), *aux_leaves]
+                out, found = split_aux(fun, out, "(scalar, auxiliary)")
+                aux = Auxiliary(found)
+            return [_scalar_output(fun, out, holomorphic), *aux.values]
 
         nonzeros = [dtypes.is_inexact(p.aval.dtype) for p in primals]
         outs, out_nonzeros, linear = linearize_flat(
@@ -292,7 +291,7 @@ def value_and_grad(
             for p, nz in zip(primals, nonzeros, strict=True)
         ]
         g = chosen.rebuild(grads)
-        value = (outs[0], tree.unflatten(aux_tree, outs[1:])) if has_aux else outs[0]
+        value = (outs[0], aux.rebuild(outs[1:])) if has_aux else outs[0]
         return value, g
 
     return value_and_grad_fun
@@ -522,17 +521,17 @@ def _with_aux(flat: FlatFunction, has_aux: bool) -> tuple[Callable, Callable]:
     def run(*xs):
         args, kwargs = tree.unflatten(flat.in_tree, xs)
         pair = split_aux(flat.fun, flat.fun(*args, **kwargs))
-        aux, split["aux"] = tree.flatten(pair[1])
+        split["aux"] = Auxiliary(pair[1])
         out = flat.flatten_out(pair[0])
         split["n"] = len(out)
-        return [*out, *as_values(aux, lambda i: f"auxiliary output {i}")]
+        return [*out, *split["aux"].values]
 
     def finish(outs, *rest):
         n = split["n"]
         return (
             tree.unflatten(flat.out_tree, outs[:n]),
             *(tree.unflatten(flat.out_tree, r[:n]) for r in rest),
-            tree.unflatten(split["aux"], outs[n:]),
+            split["aux"].rebuild(outs[n:]),
         )
 
     return run, finish

@@ -19,7 +19,7 @@ from blufunc.core.ops.shape import iota, slice_in_dim, squeeze
 from blufunc.core.primitives.linear_ops import batched_front, move_dim, reshape, zeros
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.pytree import paths, tree
-from blufunc.transforms.arguments import LazyLabels, as_values, check_callable, name_of
+from blufunc.transforms.arguments import Auxiliary, LazyLabels, as_values, check_callable, name_of
 from blufunc.transforms.autodiff.grad import Chosen, check_argnums, check_inputs, split_aux
 from blufunc.transforms.autodiff.jvp import jvp_flat
 from blufunc.transforms.autodiff.linearize import differentiable, linearize_flat
@@ -230,18 +230,17 @@ class _Results:
     def __init__(self, chosen: Chosen, has_aux: bool):
         self.chosen, self.has_aux = chosen, has_aux
         self.out_tree: Any = None
-        self.aux_tree: Any = None
+        self.aux = Auxiliary(())
 
     def __call__(self, *xs: Any) -> list:
         name = name_of(self.chosen.fun)
         out = self.chosen.call(xs)
-        aux: list = []
         if self.has_aux:
             out, rest = split_aux(self.chosen.fun, out)
-            aux, self.aux_tree = tree.flatten(rest)
+            self.aux = Auxiliary(rest)
         leaves, self.out_tree = tree.flatten(out)
         outs = as_values(leaves, lambda i: f"the result of {name}{paths.leaf_paths(self.out_tree)[i]}")
-        return [*outs, *as_values(aux, lambda i: f"auxiliary output {i} of {name}")]
+        return [*outs, *self.aux.values]
 
     def check(self, outs: Sequence, transform: str, holomorphic: bool, real: bool) -> None:
         """Raise GradError unless the results are differentiable."""
@@ -262,7 +261,7 @@ class _Results:
         whole = tree.unflatten(self.out_tree, jacobian)
         if not self.has_aux:
             return whole
-        return whole, tree.unflatten(self.aux_tree, outs[self.out_tree.num_leaves :])
+        return whole, self.aux.rebuild(outs[self.out_tree.num_leaves :])
 
 
 def _basis(avals: Sequence[ShapedArray]) -> list:
