@@ -110,7 +110,6 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.memory import live_arrays as live_arrays
     from blufunc.parallel.collectives.shard_map import shard_map as shard_map
     from blufunc.parallel.mesh.constrain import constrain as constrain
-    from blufunc.parallel.mesh.constrain import with_sharding_constraint as with_sharding_constraint
     from blufunc.parallel.mesh.mesh import AbstractMesh as AbstractMesh
     from blufunc.parallel.mesh.mesh import Mesh as Mesh
     from blufunc.parallel.mesh.mesh import make_mesh as make_mesh
@@ -125,6 +124,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.parallel.programs.placement import (
         make_array_from_single_device_arrays as make_array_from_single_device_arrays,
     )
+    from blufunc.parallel.programs.placement import with_sharding_constraint as with_sharding_constraint
     from blufunc.parallel.programs.pmap import pmap as pmap
     from blufunc.parallel.programs.reshard import reshard as reshard
     from blufunc.parallel.programs.shard import shard as shard

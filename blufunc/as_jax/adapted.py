@@ -16,7 +16,7 @@ from blufunc.as_jax import array_names
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import Unsharded
 from blufunc.core.pytree import tree
-from blufunc.parallel.mesh.constrain import with_sharding_constraint
+from blufunc.parallel.programs.placement import with_sharding_constraint
 
 _OUT_SHARDING = {
     "jax.numpy": """

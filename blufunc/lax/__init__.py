@@ -349,7 +349,7 @@ with _lazy.names(__name__):
     from blufunc.parallel.collectives.named import pswapaxes as pswapaxes
     from blufunc.parallel.collectives.named import pvary as pvary
     from blufunc.parallel.mesh.constrain import sharding_constraint_p as sharding_constraint_p
-    from blufunc.parallel.mesh.constrain import with_sharding_constraint as with_sharding_constraint
+    from blufunc.parallel.programs.placement import with_sharding_constraint as with_sharding_constraint
     from blufunc.transforms.control_flow.associative_scan import associative_scan as associative_scan
     from blufunc.transforms.control_flow.cond import cond as cond
     from blufunc.transforms.control_flow.cond import cond_p as cond_p

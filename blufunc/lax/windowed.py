@@ -234,6 +234,13 @@ def _combined_along(
         size *= 2
 
 
+def _start(value: Any, like: Array) -> Any:
+    """An initial value; infinity stands for the limit of an integer dtype."""
+    if isinstance(value, (float, np.floating)) and math.isinf(value) and dtypes.is_integer(like.aval.dtype):
+        value = limit(like.aval.dtype, bool(value > 0))
+    return operand_like(value, like)
+
+
 class _Reduction:
     """Validated operands, initial values and function of a reduction.
 
@@ -256,7 +263,7 @@ class _Reduction:
         self.xs = [lift(x, f"an operand of {name}") for x in leaves]
         self.shape = self.xs[0].aval.shape
         self.ndim = len(self.shape)
-        self.inits = [self._init(operand_like(v, x), x.aval) for v, x in zip(inits, self.xs, strict=True)]
+        self.inits = [self._init(_start(v, x), x.aval) for v, x in zip(inits, self.xs, strict=True)]
         if any(x.aval.shape != self.shape for x in self.xs):
             raise errors.ShapeError(
                 f"{name} takes operands of one shape, not {', '.join(str(x.aval) for x in self.xs)}.",

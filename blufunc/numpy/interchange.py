@@ -130,6 +130,11 @@ def _path(file: Any, name: str) -> Any:
     )
 
 
+def _written(x: Any, name: str) -> np.ndarray:
+    """As ``_host``, but what is of NumPy or Python keeps its 64 bits."""
+    return np.asarray(x) if isinstance(x, (np.ndarray, np.generic, int, float, complex)) else _host(x, name)
+
+
 def save(file: Any, arr: ArrayLike, allow_pickle: bool = True) -> None:
     """Write an array to a ``.npy`` file.
 
@@ -137,14 +142,14 @@ def save(file: Any, arr: ArrayLike, allow_pickle: bool = True) -> None:
 
     ``allow_pickle`` has no effect: arrays are never pickled.
     """
-    _write(lambda: np.save(_path(file, "save"), _host(arr, "save"), allow_pickle=False), "save")
+    _write(lambda: np.save(_path(file, "save"), _written(arr, "save"), allow_pickle=False), "save")
 
 
 def savez(file: Any, *args: Any, allow_pickle: bool = True, **kwds: Any) -> None:
     """Write arrays to a ``.npz`` file, unnamed ones as ``arr_0``, ``arr_1``, ..."""
     path = _path(file, "savez")
-    values = [_host(a, "savez") for a in args]
-    named = {k: _host(v, "savez") for k, v in kwds.items()}
+    values = [_written(a, "savez") for a in args]
+    named = {k: _written(v, "savez") for k, v in kwds.items()}
     _write(lambda: np.savez(path, *values, allow_pickle=False, **named), "savez")
 
 

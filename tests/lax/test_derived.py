@@ -136,3 +136,13 @@ def test_broadcast_in_dim_permutes():
     np.testing.assert_array_equal(got, np.broadcast_to(x.T[:, :, None], (2, 3, 4)))
     with pytest.raises(errors.ShapeError):
         lax.broadcast_in_dim(x, (3, 3), (0, 0))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "float16"])
+def test_windows_start_at_infinity(dtype):
+    x = bnp.arange(6).astype(dtype)
+    for start, function, want in ((-np.inf, lax.max, [0, 2, 4, 5]), (np.inf, lax.min, [0, 1, 3, 5])):
+        got = lax.reduce_window(x, start, function, (2,), (2,), ((1, 1),))  # of the edges, one is padding
+        assert got.dtype == x.dtype and got.tolist() == want
+    with pytest.raises(errors.DtypeError, match="does not fit"):
+        lax.reduce_window(bnp.arange(6), 0.5, lax.max, (2,), (2,), "SAME")

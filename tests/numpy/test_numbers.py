@@ -163,6 +163,8 @@ def test_files(dtype, tmp_path):
     assert back.dtype == x.dtype and np.array_equal(np.asarray(back), np.asarray(x))
     bnp.savez(tmp_path / "xs.npz", x, named=bnp.arange(3))
     assert sorted(bnp.load(tmp_path / "xs.npz")) == ["arr_0", "named"]
+    bnp.save(tmp_path / "wide.npy", np.float64(1e-300))  # no array of blufunc: written as it is
+    assert np.load(tmp_path / "wide.npy") == 1e-300
     with pytest.raises(errors.DataError):
         bnp.load(tmp_path / "none.npy")
     os.mkfifo(tmp_path / "pipe.npy")  # which has no writer: to open it would wait for one

@@ -80,11 +80,6 @@ def constrain(x: T, spec: Any) -> T:
     return tree.unflatten(of_x, [_constrain(leaf, s) for leaf, s in zip(leaves, specs, strict=True)])
 
 
-def with_sharding_constraint(x: T, shardings: Any) -> T:
-    """``constrain``, by JAX's name."""
-    return constrain(x, shardings)
-
-
 def _constrain(x: Any, to: PartitionSpec | NamedSharding) -> Any:
     x = lift(x, "x")
     mesh: AxisSizes | None

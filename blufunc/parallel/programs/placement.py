@@ -86,6 +86,16 @@ def device_put(x: Any, device: Any = None) -> Any:
     return tree.unflatten(treedef, [_put(leaf, place) for leaf, place in zip(leaves, places, strict=True)])
 
 
+def with_sharding_constraint(x: T, shardings: Any) -> T:
+    """``constrain``, by JAX's name.
+
+    A ``SingleDeviceSharding`` puts ``x`` there, as ``device_put`` does.
+    """
+    if isinstance(shardings, SingleDeviceSharding):
+        return device_put(x, shardings)
+    return constrain(x, shardings)
+
+
 def _check_same(leaves: Sequence[Any], places: Sequence[Place], treedef: tree.TreeDef) -> None:
     """Check that all processes of a mesh pass the same values."""
     of_mesh: dict[Mesh, dict[str, np.ndarray]] = {}

@@ -15,6 +15,7 @@ from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.ir.axes import axis_in
 from blufunc.core.ops.shape import expand_dims, squeeze
+from blufunc.core.primitives.linear_ops import move_dim
 from blufunc.core.pytree import tree
 from blufunc.parallel.collectives.shard_map import shard_map
 from blufunc.parallel.mesh.mesh import Mesh
@@ -172,7 +173,9 @@ def _program(
             _map_leaves(lambda a, x: _spec(a, lift(x).aval.ndim, name), a, value)
             for a, value in zip(axes, values, strict=True)
         ])  # fmt: skip
-        return shard_map(one, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*values)
+        mapped = shard_map(one, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        outs = mapped(*values)
+        return _map_leaves(_counted_from_the_end, _axes(out_axes, outs), outs)
 
     functools.update_wrapper(program, fun)
     del program.__wrapped__  # type: ignore[attr-defined]  # its parameters are others
@@ -186,11 +189,10 @@ def _spec(axis: int | None, ndim: int, name: str) -> PartitionSpec:
 
 
 def _out_spec(axis: Any, name: str) -> PartitionSpec:
-    if axis is not None and axis < 0:
-        raise errors.UnsupportedError(
-            f"pmap with out_axes={axis}.", where=source.here(), fix="count the axis from the front"
-        )
-    return PartitionSpec() if axis is None else _spec(axis, axis + 1, name)
+    if axis is None:
+        return PartitionSpec()
+    front = max(axis, 0)  # the rank, which says where an axis counted from the end is, is not known yet
+    return _spec(front, front + 1, name)
 
 
 def _element(axis: int | None, x: Any) -> Any:
@@ -201,4 +203,12 @@ def _element(axis: int | None, x: Any) -> Any:
 def _of_batch(axis: int | None, x: Any) -> Any:
     """A result of this device as its part of the batch of results."""
     x = lift(x)
-    return x if axis is None else expand_dims(x, (axis_in(axis, x.ndim + 1, "pmap"),))
+    if axis is None:
+        return x
+    place = axis_in(axis, x.ndim + 1, "pmap")
+    return expand_dims(x, (place if axis >= 0 else 0,))
+
+
+def _counted_from_the_end(axis: int | None, x: Any) -> Any:
+    """Results with a mapped axis that counts from the end moved there."""
+    return x if axis is None or axis >= 0 else move_dim(x, 0, axis_in(axis, x.ndim, "pmap"))

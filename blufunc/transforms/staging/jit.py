@@ -382,7 +382,7 @@ class Jitted(Generic[P, R]):
         entry = self._entry(call, [abstract(x) for x in call.leaves], call.leaves)
         arrays = [x for x in call.leaves if isinstance(x, ConcreteArray) and x.aval.ndim]
         device = device_of(arrays, self.name, entry.home) if arrays else entry.home
-        return Traced(self, entry, call.in_tree, device, self._layouts(call))
+        return Traced(self, entry, call.in_tree, device, self._layouts(call), call.static)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered:
         """``trace(*args).lower()``."""

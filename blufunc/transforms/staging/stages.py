@@ -7,7 +7,7 @@ reports on them, which ``kernels/inspect/program.py`` collects.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -166,9 +166,10 @@ class Traced(Signed):
         in_tree: tree.TreeDef,
         device: backend.Device | None,
         arguments: Sequence[Any],
+        static: Mapping[int | str, Any],
     ):
         self.owner, self.entry, self.donated = owner, entry, entry.donated
-        self._in_tree = in_tree
+        self._in_tree, self._static = in_tree, static
         self.device = device
         self.layouts = device.layouts([*entry.consts, *arguments]) if device else ()
         self.placements = tuple(map(placement, arguments))
@@ -176,6 +177,16 @@ class Traced(Signed):
 
     def _trace(self) -> Traced:
         return self
+
+    def with_static(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """The arguments of a call with the static ones, if it has only the others."""
+        places = sorted(i for i in self._static if isinstance(i, int))
+        whole = list(args)
+        if places and len(args) + len(places) == len(self._in_tree.children()[0].children()):
+            for i in places:
+                whole.insert(i, self._static[i])
+        names = {k: v for k, v in self._static.items() if isinstance(k, str)}
+        return tuple(whole), {**names, **kwargs}
 
     @property
     def fun_name(self) -> str:
@@ -266,8 +277,23 @@ class Lowered(Analysed):
         """Bytes moved and arithmetic, per step and in total."""
         return self.sight().cost
 
-    def compile(self, device: backend.Device | None = None) -> Compiled:
-        """Compile for a device; default the device of the reports."""
+    def compile(
+        self, device: backend.Device | None = None, *, compiler_options: Mapping[str, Any] | None = None
+    ) -> Compiled:
+        """Compile for a device; default the device of the reports.
+
+        Args:
+          compiler_options: None or empty, as no compiler here has options of JAX's.
+        Raises:
+          UnsupportedError: there are ``compiler_options``.
+        """
+        if compiler_options:
+            raise errors.UnsupportedError(
+                f"compile(compiler_options={dict(compiler_options)!r:.60}).",
+                where=source.here(),
+                why="they are options of XLA.",
+                fix="leave them out; bf.config has the settings of blufunc's compilers",
+            )
         return Compiled(self, device_or_default(device or self._device, "compile"))
 
     def as_text(self) -> str:
@@ -357,7 +383,7 @@ class Compiled(Analysed):
     def _arrays(self, args: tuple, kwargs: dict) -> list[ConcreteArray]:
         """The arguments of the program: constants, and the arguments of the call."""
         traced = self.traced
-        call = traced.owner._split(args, kwargs)
+        call = traced.owner._split(*traced.with_static(args, kwargs))
         values = as_values(call.leaves, lambda i: f"argument leaf {i}")
         values = traced.owner._placed(call, values)
         key = Key(call.in_tree, tuple(v.aval for v in values), call.static_key, traced.entry.key.context)

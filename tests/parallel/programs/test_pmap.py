@@ -22,6 +22,7 @@ CASES = {
     "not mapped": (lambda x, s: x * s, (0, None), 0, (X, 10.0)),
     "axes": (lambda x: x * 2, 1, 1, (X.T,)),
     "last": (lambda x: x * 2, -1, 0, (X.T,)),
+    "results last": (lambda x: (x, bnp.outer(x, x)), 0, (-1, -2), (X,)),
     "collectives": (lambda x: x / lax.psum(x, "i") + lax.axis_index("i"), 0, 0, (X,)),
     "tree": (lambda t: {"o": t["a"] + t["b"]}, 0, 0, ({"a": X, "b": X[:, 1]},)),
 }

@@ -724,6 +724,13 @@ def test_compiled_programs_take_what_they_were_compiled_for():
     assert "x: f32[3] -> f32[2]" in info.value.why
     with pytest.raises(errors.ArgumentError, match="arguments of other types"):
         compiled(X, 3)
+    check(compiled(X), 2 * X)  # the static ones may be left out
+    scaled = jit(
+        lambda n, x, *, k, y: ew.mul(ew.add(x, y), float(n * k)), static_argnums=0, static_argnames="k"
+    )
+    assert scaled.lower(3, X, k=2, y=X).compile()(X, y=X)[0] == scaled(3, X, k=2, y=X)[0]
+    with pytest.raises(errors.UnsupportedError, match="options of XLA"):
+        scaled.lower(3, X, k=2, y=X).compile(compiler_options={"xla_flag": True})
 
 
 def test_lowering_simplifies():
