@@ -118,6 +118,91 @@ def test_primitives_by_tables():
     assert out[4:] == ["[3. 3. 3.] [3. 3. 3.]", "[3. 3. 3.] [0. 3. 6.]", "scaled"]
 
 
+def test_lowerings_that_call_python():
+    out = run(
+        """
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.extend.core import Primitive
+        from jax.interpreters import batching, mlir
+
+        def made(name, lower):
+            prim = Primitive(name)
+            prim.multiple_results = True
+            prim.def_impl(lambda x: [x.at[...].multiply(2.0), x.sum()])  # arrays have at, buffers have not
+            prim.def_abstract_eval(lambda x: [x, jax.core.ShapedArray((), x.dtype, sharding=None)])
+            if lower is not None:
+                mlir.register_lowering(prim, lower)
+            return prim
+
+        calls = []
+        def on_host(x, key):
+            calls.append(type(x) is not np.ndarray and key.dtype == bool)
+            return np.asarray(x) * 2, np.asarray(x).sum()
+
+        def lower(ctx, x):
+            assert ctx.primitive is twice_p and [a.shape for a in ctx.avals_out] == [(3,), ()]
+            out, token, alive = mlir.emit_python_callback(
+                ctx, on_host, None, [x, x], [*ctx.avals_in, jax.core.ShapedArray((), jax.dtypes.float0)],
+                ctx.avals_out, has_side_effect=False, sharding=None)
+            ctx.module_context.add_keepalive(alive)
+            (more,) = mlir.lower_fun(lambda x: x + 1, multiple_results=False)(ctx, out[0])
+            return [[more], out[1]]
+
+        def dialect(ctx, x):
+            from jaxlib.mlir.dialects import stablehlo
+            return stablehlo.AddOp(x, x).results
+
+        twice_p, plus_p, plain_p = made("twice", lower), made("plus", dialect), made("plain", None)
+        x = jnp.arange(3.0)
+        print(*twice_p.bind(x), *jax.jit(twice_p.bind)(x), calls)
+        for prim in (twice_p, plain_p):  # a loop has the lowering, or else the definition
+            print(*jax.lax.fori_loop(0, 2, lambda i, c: tuple(prim.bind(c[0])), (x, 0.0)))
+        try:
+            jax.jit(plus_p.bind)(x)
+        except NotImplementedError as error:
+            print(error.what, "emit_python_callback" in error.why)
+        """
+    )
+    assert out == [
+        "[0. 2. 4.] 3.0 [1. 3. 5.] 3.0 [True]",
+        "[ 3.  7. 11.] 9.0",
+        "[0. 4. 8.] 6.0",
+        "plus has a lowering to MLIR, which blufunc does not speak. True",
+    ]
+
+
+def test_errors_of_callbacks():
+    out = run(
+        """
+        import jax, jax.numpy as jnp
+        from jax.experimental import io_callback
+        class Own(Exception):
+            pass
+        def fails(*xs):
+            raise Own("the words")
+        x = jnp.float32(1)
+        like = jax.ShapeDtypeStruct((), "float32")
+        inner = lambda *xs: jax.jit(lambda x: jax.pure_callback(fails, like, x))(x)
+        for f in (
+            lambda x: jax.pure_callback(fails, like, x),
+            jax.jit(lambda x: io_callback(fails, like, x)),
+            jax.jit(lambda x: (jax.debug.callback(fails, x), x)[1]),
+            jax.jit(lambda x: jax.pure_callback(inner, like, x)),  # the error of the inner program
+        ):
+            try:
+                jax.block_until_ready(f(x))
+            except jax.errors.JaxRuntimeError as error:
+                print(isinstance(error, RuntimeError), type(error.__cause__).__name__, error.what)
+        """
+    )
+    assert out == [
+        "True Own pure_callback: fails raised __main__.Own: the words",
+        "True Own io_callback: fails raised __main__.Own: the words",
+        "True Own debug.callback: fails raised __main__.Own: the words",
+        "True Own pure_callback: fails raised __main__.Own: the words",
+    ]
+
+
 def test_x64_is_a_mode_of_the_name():
     out = run(
         """
@@ -372,10 +457,22 @@ def test_what_libraries_read():
         with jax.named_scope("a"):
             jaxpr = jax.make_jaxpr(lambda x: jax.named_scope("b")(jnp.sin)(x))(1.0)
         print(jaxpr.jaxpr.eqns[0].source_info.name_stack)
+        typed = jax.make_jaxpr(jnp.sin)(1.0).jaxpr.invars[0].aval
+        print(type(typed) is jax.core.ShapedArray, typed.weak_type, typed.strip_weak_type().weak_type)
+        print(type(jax.dtypes.bfloat16(1)).__module__, __import__("jax.lib").lib.__version__ == jax.__version__)
         try:
             jax.devices("tpu")
         except RuntimeError as error:
             print("Unknown backend" in str(error))
         """
     )
-    assert out == ["(a, b=2) True", "True (2, 2)", "True False", "True", "b", "True"]
+    assert out == [
+        "(a, b=2) True",
+        "True (2, 2)",
+        "True False",
+        "True",
+        "b",
+        "True True False",
+        "ml_dtypes True",
+        "True",
+    ]

@@ -9,9 +9,11 @@ from __future__ import annotations
 import sys
 
 from blufunc import errors
+from blufunc.as_jax.extras import callback_errors
 from blufunc.as_jax.finder import ROOT, Finder, is_served
 from blufunc.as_jax.table import HIDDEN, TABLE
 from blufunc.core.ir import dtypes
+from blufunc.transforms.staging import callback
 
 __all__ = ["install"]
 
@@ -34,4 +36,5 @@ def install() -> None:
             "python -m blufunc.as_jax script.py",
         )
     dtypes.set_truncating(True)
+    callback.as_raised = callback_errors.as_raised
     sys.meta_path.insert(0, Finder(TABLE, HIDDEN))

@@ -36,16 +36,7 @@ __all__ = [
 ]
 
 
-class _OfAvals(type):
-    def __instancecheck__(cls, x: Any) -> bool:
-        return isinstance(x, avals.ShapedArray)
-
-
-class ShapedArray(avals.AbstractValue, metaclass=_OfAvals):
-    """The type of an array, made with JAX's arguments."""
-
-    def __new__(cls, shape, dtype, weak_type=False, *, sharding=None, vma=frozenset(), memory_space=None):
-        return avals.ShapedArray(tuple(shape), dtype, weak_type)
+ShapedArray = avals.ShapedArray
 
 
 def unmapped_aval(size: int, axis: int | None, aval: avals.ShapedArray, *rest: Any, **options: Any) -> Any:

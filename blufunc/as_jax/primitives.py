@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
+from blufunc.as_jax import lowering
 from blufunc.core.arrays.array import ConcreteArray, lift
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
@@ -73,7 +74,7 @@ class _Table(dict):
 
 def _jvp(prim: CorePrimitive, rule: Callable) -> Callable:
     def jvp(primals, tangents, **params):
-        out, out_t = rule(primals, tangents, **params)
+        out, out_t = rule(tuple(primals), tuple(tangents), **params)
         if not prim.multiple_results:
             out = lift(out)
             return out, _tangent(out, out_t)
@@ -136,6 +137,11 @@ class _LowerFun:
     def __init__(self, fun: Callable, multiple_results: bool):
         self.fun, self.multiple_results = fun, multiple_results
 
+    def __call__(self, ctx: Any, *xs: Any, **params: Any) -> list:
+        """As part of another rule."""
+        out = self.fun(*xs, **params)
+        return list(out) if self.multiple_results else [out]
+
 
 def lower_fun(fun: Callable, multiple_results: bool = True) -> _LowerFun:
     """The lowering that traces ``fun``."""
@@ -157,6 +163,7 @@ class Primitive(CorePrimitive):
     """A primitive whose rules are in tables, as in JAX."""
 
     opaque = True  # parameters need not compare: equal uses are not merged
+    impl_on_arrays = True
 
     def __init__(self, name: str):
         super().__init__(name)
@@ -207,14 +214,10 @@ class Primitive(CorePrimitive):
         return [lift(x) for x in out] if self.multiple_results else lift(out)
 
     def own_definition(self, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
-        """The function given to ``lower_fun``, or else ``def_impl``, traced."""
+        """The function of ``lower_fun``, what a rule emits, or ``def_impl``."""
         rule = _lowerings.get(self)
         if rule is not None and not isinstance(rule, _LowerFun):
-            raise errors.UnsupportedError(
-                f"{self.name} has a lowering to MLIR, which blufunc does not speak.",
-                where=source.here(),
-                fix=f"mlir.register_lowering({self.name}_p, mlir.lower_fun(function))",
-            )
+            return lowering.lowered(self, rule, avals, params)
         fun = self._impl_rule if rule is None else rule.fun
         many = self.multiple_results if rule is None else rule.multiple_results
         if fun is None:

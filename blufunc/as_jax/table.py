@@ -24,7 +24,7 @@ multinomial multivariate_normal nbinom norm pareto poisson t truncnorm uniform v
 TABLE: dict[str, tuple[str, ...]] = {f"jax.{name}": (f"blufunc.{name}",) for name in _FACES.split()}
 TABLE |= {f"jax.scipy.stats.{name}": (f"blufunc.scipy.stats.{name}",) for name in _DISTRIBUTIONS.split()}
 TABLE |= {
-    "jax": (_OWN + "toplevel", _OWN + "extras.flags", "blufunc"),
+    "jax": (_OWN + "toplevel", _OWN + "extras.version", _OWN + "extras.flags", "blufunc"),
     "jax.ad_checkpoint": (_OWN + "extras.policies", "blufunc.ad_checkpoint"),
     "jax.api_util": (_OWN + "linear_util",),
     "jax.core": (_OWN + "traces", _OWN + "jaxprs", "blufunc.core", "blufunc.extend.core"),
@@ -78,9 +78,10 @@ TABLE |= {
     "jax.interpreters": (),
     "jax.interpreters.ad": (_OWN + "primitives", _OWN + "differentiation"),
     "jax.interpreters.batching": (_OWN + "primitives", _OWN + "differentiation"),
-    "jax.interpreters.mlir": (_OWN + "primitives",),
+    "jax.interpreters.mlir": (_OWN + "primitives", _OWN + "lowering"),
     "jax.interpreters.partial_eval": (_OWN + "partial_eval",),
     "jax.interpreters.xla": (_OWN + "jaxprs",),
+    "jax.lib": (_OWN + "extras.version",),
     "jax.monitoring": (_OWN + "monitoring",),
     "jax.custom_derivatives": ("blufunc.custom_derivatives", "blufunc.extend.core.primitives"),
     "jax.lax": (
@@ -99,7 +100,7 @@ TABLE |= {
     "jax.tree_util": ("blufunc.tree_util", _OWN + "types"),
     "jax.stages": ("blufunc.stages", "blufunc.transforms.staging.stages"),
     "jax.test_util": ("blufunc.test_util", "blufunc.testing"),
-    "jax.version": (_OWN + "toplevel",),
+    "jax.version": (_OWN + "extras.version",),
     # Private modules of JAX that libraries import all the same.
     "jax._src": (),
     "jax._src.ad_util": (_OWN + "differentiation", "blufunc.lax"),
@@ -143,6 +144,7 @@ _NOT_OF_JAX = {
         softmax_cross_entropy_with_integer_labels sparsemax_loss spectral_norm squared_error triplet_margin_loss
         weight_norm
     """,
+    "jax.lib": "__version_info__",
     "jax.numpy": "fix",
     "jax.ref": "ds View",
     "jax.extend.random": "key_dtype",

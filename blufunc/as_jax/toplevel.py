@@ -28,8 +28,6 @@ from blufunc.transforms.staging.jit import jit
 
 __all__ = [
     "Shard",
-    "__version__",
-    "__version_info__",
     "check_tracer_leaks",
     "checkpoint_policies",
     "config",
@@ -49,8 +47,6 @@ __all__ = [
     "smap",
 ]
 
-__version__ = "0.10.2"
-__version_info__ = (0, 10, 2)
 check_tracer_leaks = checking_leaks
 
 

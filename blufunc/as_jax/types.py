@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from blufunc import dtypes
@@ -14,9 +15,10 @@ from blufunc.core.pytree import tree
 from blufunc.core.pytree.nodes import KINDS
 from blufunc.tree_util import register_pytree_node
 
-__all__ = ["DType", "ExtendedDType", "_registry", "canonicalize_dtype", "default_registry"]
+__all__ = ["DType", "ExtendedDType", "_registry", "bfloat16", "canonicalize_dtype", "default_registry"]
 
 DType = np.dtype
+bfloat16 = ml_dtypes.bfloat16  # NumPy's scalars: those of ``jax.numpy`` make arrays
 
 
 def canonicalize_dtype(dtype: Any, allow_extended_dtype: bool = False) -> np.dtype:

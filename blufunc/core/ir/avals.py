@@ -67,6 +67,8 @@ class ShapedArray(AbstractValue):
     A weak dtype comes from a Python scalar and gives way in promotion. Only rank-0 values are ever
     weak: as soon as a value has extent, its dtype is a decision.
 
+    ``sharding``, ``vma`` and ``memory_space`` are of the constructor that JAX's types have: types here have none.
+
     Attributes:
       shape: tuple of int.
       dtype: ``np.dtype``.
@@ -86,7 +88,15 @@ class ShapedArray(AbstractValue):
     _interned: dict[tuple, ShapedArray] = {}  # noqa: RUF012  (one table for the process, on purpose)
 
     def __new__(
-        cls, shape: tuple[int, ...], dtype: np.dtype, weak_type: bool = False, memory: str = DEVICE
+        cls,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        weak_type: bool = False,
+        memory: str = DEVICE,
+        *,
+        sharding: Any = None,
+        vma: frozenset[str] = frozenset(),
+        memory_space: Any = None,
     ) -> ShapedArray:
         key = (shape, dtype, weak_type, memory)
         try:
@@ -149,6 +159,8 @@ class ShapedArray(AbstractValue):
     def strong(self) -> ShapedArray:
         """The same shape, dtype and memory, not weak."""
         return ShapedArray(self.shape, self.dtype, False, self.memory) if self.weak_type else self
+
+    strip_weak_type = strong
 
     def weak_as(self, other: ShapedArray) -> ShapedArray:
         """The same shape, dtype and memory, weak if ``other`` is."""

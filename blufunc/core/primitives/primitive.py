@@ -65,6 +65,7 @@ class Primitive:
       monoid: combines elements in reductions and scans; kernels compute those that have one.
       cost: of elementwise operations, approximate cost of one application, in float additions.
       has_definition: whether ``lower`` is a definition: a function that is traced.
+      impl_on_arrays: whether ``impl`` is of arrays, not of buffers: programs have the definition in its place.
       check_impl: whether ``impl`` is the user's, and the types of its results are checked.
       widens: whether narrow integers are computed in 8 bits: of what computes, not of moves and calls.
       any_memory: whether operands may be in the memory of the host: of moves and of calls, not of computation.
@@ -77,6 +78,7 @@ class Primitive:
     ufunc: Any = None
     identity = False
     opaque = False
+    impl_on_arrays = False
     body: str | None = None
     alternative: str | None = None
     by_platform = False

@@ -17,16 +17,30 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.array import from_numpy, lift
+from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.trace import EVAL, Array, set_trace
+from blufunc.core.ir.trace import EVAL, set_trace
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.linear_ops import batched_front, move_dim, reshape
 from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
-from blufunc.transforms.arguments import abstract, as_values, check_callable, labels_of, name_of
+from blufunc.transforms.arguments import (
+    abstract,
+    as_values,
+    check_callable,
+    labels_of,
+    name_of,
+    value_or_none,
+)
+
+as_raised: Callable[[str, str, Exception, str | None], Exception] | None = None
+"""The error of a program, from what a callback raised; None for that itself.
+
+Its arguments are the API, the name of the callback, what it raised, and the line. Set by
+``blufunc/as_jax/__init__.py``.
+"""
 
 
 class HostFunction:
@@ -76,7 +90,10 @@ class HostFunction:
             where = source.describe(self.source)
             if getattr(e, "where", None) != where:  # else the message has the line
                 e.add_note(f"in {self.__name__}, which {self.api} calls, at {where}")
-            raise
+            raised = as_raised(self.api, self.__name__, e, where) if as_raised else e
+            if raised is e:
+                raise
+            raise raised from e
         return self._results(out)
 
     def _results(self, out: Any) -> list[np.ndarray]:
@@ -358,21 +375,13 @@ def debug_callback(
     leaves, in_tree = tree.flatten((args, kwargs))
     static, values = {}, []
     for i, x in enumerate(leaves):
-        value = None if isinstance(x, keep) and not isinstance(x, np.generic) else _lifted(x)
+        value = None if isinstance(x, keep) and not isinstance(x, np.generic) else value_or_none(x)
         if value is None:
             static[i] = x
         else:
             values.append(value)
     host = HostFunction(fun, in_tree, static, None, (), api)
     debug_callback_p.bind(*values, callback=host, ordered=bool(ordered))
-
-
-def _lifted(x: Any) -> Array | None:
-    """The value, or None where ``x`` is not an array."""
-    try:
-        return lift(x)
-    except errors.BlufuncError:
-        return None
 
 
 def effects_barrier() -> None:

@@ -20,7 +20,7 @@ from blufunc.core.arrays.errstate import ignoring_fp_errors, ignoring_fp_errors_
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.primitives.rule_errors import impl_of
-from blufunc.core.programs.simplify import inline_pointwise
+from blufunc.core.programs.simplify import inline_definitions, inline_pointwise
 from blufunc.kernels.backends.numpy import out_of_memory
 from blufunc.kernels.timings import StepTime, medians
 
@@ -107,7 +107,12 @@ class CallingProgram(Program):
 
 def interpret(jaxpr: Jaxpr) -> Callable[[list], tuple]:
     """Body of a call or loop as a function of buffers, without error-state handling."""
-    return jaxpr.memoised("numpy body", lambda: Program(jaxpr, (False,) * len(jaxpr.invars)).function)
+
+    def function() -> Callable[[list], tuple]:
+        of_buffers = inline_definitions(jaxpr, keep=lambda prim: not prim.impl_on_arrays)
+        return Program(of_buffers, (False,) * len(jaxpr.invars)).function
+
+    return jaxpr.memoised("numpy body", function)
 
 
 class _Writer:
