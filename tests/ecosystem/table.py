@@ -1,9 +1,10 @@
 """Run samples of the libraries' tests on blufunc; write ``docs/ecosystem.md``.
 
-``python -m tests.ecosystem.table FOLDER [LIBRARY ...] [--every N] [--timeout SECONDS] [--peer PYTHON]``, where
-FOLDER has the unpacked source distributions (``pip download --no-binary :all: --no-deps optax==0.2.8``). With a
-Python that has JAX, tests that fail are run there, and those that fail on JAX, too, are not counted. Results of
-libraries that are not named are kept from ``results.json``.
+``python -m tests.ecosystem.table FOLDER [LIBRARY ...] [--every N] [--timeout SECONDS] [--peer PYTHON]
+[--suite LIBRARY=ROOT]``, where FOLDER has the unpacked source distributions (``pip download --no-binary :all: --no-deps
+optax==0.2.8``). With a Python that has JAX, tests that fail are run there, and those that fail on JAX, too, are not
+counted. Results of libraries that are not named are kept from ``results.json``. ROOT is that of a checkout, for the
+libraries of ``IN_REPOSITORIES``, which run only if it is given.
 """
 
 import argparse
@@ -31,6 +32,9 @@ SUITES = {  # folder, the paths in it with tests, and the step of samples of a f
     "numpyro": ("numpyro-0.22.0", ["test"], 47),
     "optax": ("optax-0.2.8", ["optax"], 6),
 }
+IN_REPOSITORIES = {  # likewise, of libraries whose tests are in their repositories, and not in their distributions
+    "equinox": ("equinox-0.13.8", ["tests"], 1),
+}
 NOT_COUNTED = {  # patterns of messages of tests that ask for more than JAX's functions
     r"tensorflow|jax2tf": "TensorFlow",
     r"No module named '(sklearn|dill|bsuite|funsor)'|install `funsor`": "a package that is not installed",
@@ -42,7 +46,6 @@ NOT_COUNTED = {  # patterns of messages of tests that ask for more than JAX's fu
 }
 WITHOUT = {  # libraries whose source distributions have no tests: the program of ``programs`` stands for them
     "diffrax": "0.7.2",
-    "equinox": "0.13.8",
     "jaxtyping": "0.3.11",
     "lineax": "0.1.1",
     "optimistix": "0.1.0",
@@ -75,15 +78,16 @@ SciPy takes the arrays, too, where it follows the array API standard: set `SCIPY
 gradients. The table, which `tests/ecosystem/table.py` wrote, counts the libraries' own tests on blufunc: evenly spaced
 samples, on a CPU with one device, 60 seconds each. Tests that fail on JAX 0.10.2, too, are not counted, nor are those
 that need what neither has: TensorFlow, other packages, XLA's text, files that the source distribution lacks, processes
-of their own, or several devices.
+of their own, or several devices. The tests of equinox are 32 files of its repository that fit the version, as its
+distribution has none.
 
 """
 
 
 def run(library, folder, options):
     """Counts and reasons of failures of a sample of a library's suite."""
-    name, paths, every = SUITES[library]
-    root = folder / name
+    name, paths, every = (SUITES | IN_REPOSITORIES)[library]
+    root = options.suite.get(library, folder / name)
     with tempfile.TemporaryDirectory() as place:
         report, failed = pathlib.Path(place) / "report.xml", pathlib.Path(place) / "failed"
         sample = ["--every", str(options.every or every), "--offset", str(options.offset)]
@@ -121,6 +125,7 @@ def pytest(start, arguments, root, report, timeout, packages=""):
     """The test cases of a run of pytest."""
     report.unlink(missing_ok=True)
     command = [*start, "-q", "-p", "no:cacheprovider", "-p", "sampled_plugin", "-o", "addopts="]
+    command += ["--rootdir", str(root)]  # to which ids are relative, also where a checkout has no settings
     command += ["--timeout", str(timeout), "--timeout-method", "signal"]
     command += ["-o", "python_files=*_test.py test_*.py", "--continue-on-collection-errors"]
     path = os.pathsep.join(filter(None, [str(HERE), packages, os.environ.get("PYTHONPATH", "")]))
@@ -157,7 +162,7 @@ def page(results):
         "| library | version | passed of those run | sample | why the others do not | not counted |",
         "|---" * 6 + "|",
     ]
-    for library in sorted({*SUITES, *WITHOUT}):
+    for library in sorted({*SUITES, *IN_REPOSITORIES, *WITHOUT}):
         found = results.get(library)
         if library in WITHOUT:
             rows.append(
@@ -186,14 +191,20 @@ def escape(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("libraries", nargs="*", default=[*SUITES])
+    parser.add_argument("libraries", nargs="*", help="by default those of SUITES and of --suite")
     parser.add_argument("--every", type=int, help="run every n-th test; by default that of SUITES")
     parser.add_argument("--offset", type=int, default=0, help="the first test to run")
     parser.add_argument("--timeout", type=int, default=60, help="seconds of a test")
     parser.add_argument("--peer", help="a Python with JAX")
+    parser.add_argument("--suite", action="append", default=[], help="LIBRARY=ROOT of a checkout")
     options = parser.parse_args()
+    roots = (entry.partition("=") for entry in options.suite)
+    options.suite = {library: pathlib.Path(root).resolve() for library, _, root in roots}
+    missing = [name for name in options.libraries if name in IN_REPOSITORIES and name not in options.suite]
+    if missing:
+        parser.error(f"the tests of {missing[0]} are in its repository: --suite {missing[0]}=ROOT")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for library in options.libraries:
+    for library in options.libraries or [*SUITES, *options.suite]:
         results[library] = run(library, options.folder.resolve(), options)
         print(library, json.dumps(results[library], indent=1))
         RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
