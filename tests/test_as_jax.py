@@ -95,8 +95,10 @@ def test_primitives_by_tables():
         scaled_p.def_impl(lambda x, *, by: x * by[0])
         scaled_p.def_abstract_eval(lambda x, *, by: jax.core.ShapedArray(x.shape, x.dtype))
         mlir.register_lowering(scaled_p, mlir.lower_fun(lambda x, *, by: x * by[0], multiple_results=False))
-        ad.primitive_jvps[scaled_p] = lambda ps, ts, *, by: (
-            scaled_p.bind(*ps, by=by), scaled_p.bind(ad.instantiate_zeros(*ts), by=by))
+        def pushed(ps, ts, *, by):
+            assert type(ps) is tuple and type(ts) is tuple  # they match axes of vmap that are tuples
+            return scaled_p.bind(*ps, by=by), scaled_p.bind(ad.instantiate_zeros(*ts), by=by)
+        ad.primitive_jvps[scaled_p] = pushed
         def transposed(ct, x, *, by):
             assert ad.is_undefined_primal(x)
             return [scaled_p.bind(ct, by=by)]

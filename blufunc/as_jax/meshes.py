@@ -18,7 +18,6 @@ from blufunc.core.ir.avals import DEVICE, ManualAxisType
 from blufunc.parallel.mesh.axis_regions import region
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh, current_mesh, manual_mesh
 from blufunc.parallel.mesh.sharding import SingleDeviceSharding
-from blufunc.parallel.programs.placement import with_sharding_constraint
 from blufunc.transforms.staging.transfer import devices as all_devices
 
 __all__ = [

@@ -74,6 +74,7 @@ class _Table(dict):
 
 def _jvp(prim: CorePrimitive, rule: Callable) -> Callable:
     def jvp(primals, tangents, **params):
+        # tuples, as in JAX: rules that map over operands have a tuple of axes for them
         out, out_t = rule(tuple(primals), tuple(tangents), **params)
         if not prim.multiple_results:
             out = lift(out)

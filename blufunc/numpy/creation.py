@@ -15,7 +15,7 @@ import numpy as np
 
 from blufunc import _lazy, errors, lax
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.array import PROTOCOLS, ConcreteArray, from_numpy, lift
+from blufunc.core.arrays.array import PROTOCOLS, ConcreteArray, from_numpy, lift, number
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import EVAL, Array, set_trace, state
 from blufunc.core.ops import elementwise as ops
@@ -103,7 +103,7 @@ def asarray(
     if not host.ndim and state.trace is not EVAL:
         if place is None or place == backend.default_device():
             # on the host, it is a literal of the program; on another default device, an operand of unknown value
-            return from_numpy(host, backend.host_device(), weak)
+            return number(from_numpy(host, backend.host_device(), weak))
         return lax.full((), host[()], host.dtype, device=place)
     return from_numpy(host, place, weak)
 

@@ -17,7 +17,7 @@ from blufunc import _lazy, errors
 from blufunc.core.arrays import backend
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import DEVICE, ShapedArray
-from blufunc.core.ir.trace import Array
+from blufunc.core.ir.trace import Array, state
 
 with _lazy.modules(globals()):
     from blufunc.core.arrays import interop
@@ -277,6 +277,7 @@ def from_numpy(
 
 
 _scalars: dict[tuple, ConcreteArray] = {}
+_scalar_ids: set[int] = set()  # of the arrays in ``_scalars``, which live as long as the process
 _SCALAR_LIMIT = 4096
 
 
@@ -297,7 +298,21 @@ def scalar(value: Any, dtype: np.dtype, weak_type: bool = False) -> ConcreteArra
     array = from_numpy(np.asarray(value, dtype=dtype), backend.host_device(), weak_type)
     if len(_scalars) < _SCALAR_LIMIT:
         _scalars[key] = array
+        _scalar_ids.add(id(array))
+        return array
+    return number(array)
+
+
+def number(array: ConcreteArray) -> ConcreteArray:
+    """Note that the function that ``make_jaxpr`` traces made this rank-0 array itself."""
+    if state.numbers is not None:
+        state.numbers[id(array)] = array
     return array
+
+
+def is_number(array: ConcreteArray) -> bool:
+    """True of a rank-0 array that stands for a Python or NumPy number, or that the traced function made."""
+    return id(array) in _scalar_ids or (state.numbers is not None and id(array) in state.numbers)
 
 
 PROTOCOLS = ("__blufunc_array__", "__jax_array__")
@@ -322,7 +337,9 @@ def lift(x: Any, name: str | None = None) -> Array:
             return scalar(x, dtype, weak)
         if isinstance(x, (np.ndarray, np.generic)):
             # a scalar's home is the host, as that of a Python scalar: traces make literals of them
-            return from_numpy(dtypes.canonical_numpy(x), None if x.ndim else backend.host_device())
+            if x.ndim:
+                return from_numpy(dtypes.canonical_numpy(x))
+            return number(from_numpy(dtypes.canonical_numpy(x), backend.host_device()))
         for protocol in PROTOCOLS:
             if hasattr(x, protocol):
                 return lift(getattr(x, protocol)())

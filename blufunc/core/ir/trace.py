@@ -164,6 +164,7 @@ EVAL = EvalTrace()
 class _State(threading.local):
     trace: Trace = EVAL
     context: tuple = ()  # dependencies of a trace besides its arguments: named axes, overridden rules
+    numbers: dict[int, Any] | None = None  # by id, rank-0 arrays made while ``make_jaxpr`` runs; else None
 
 
 state = _State()

@@ -16,7 +16,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.array import ConcreteArray, from_numpy, lift
+from blufunc.core.arrays.array import ConcreteArray, from_numpy, is_number, lift
 from blufunc.core.ir import check, dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, in_scope, subjaxprs
@@ -95,11 +95,11 @@ class StagedTracer(Tracer):
 class StageTrace(Trace):
     """Records operations as equations."""
 
-    __slots__ = ("_constants", "_literals", "eqns", "invars", "name", "types")
+    __slots__ = ("_constants", "_literals", "eqns", "invars", "keeps_arrays", "name", "types")
 
-    def __init__(self, name: str = "jit", types: TraceTypes | None = None):
+    def __init__(self, name: str = "jit", types: TraceTypes | None = None, keeps_arrays: bool = False):
         super().__init__()
-        self.name, self.types = name, types
+        self.name, self.types, self.keeps_arrays = name, types, keeps_arrays
         self.eqns: list[Eqn] = []
         self.invars: list[Var] = []
         self._constants: dict[int, tuple[Var, Any]] = {}  # by id: the value is kept alive, so ids stay unique
@@ -161,7 +161,11 @@ class StageTrace(Trace):
                 return value.variable  # type: ignore[attr-defined]
             if not value.trace.alive:
                 raise leak_error(value)
-        elif not value.aval.ndim and value.device.platform == "cpu":  # type: ignore[attr-defined]
+        elif (
+            not value.aval.ndim
+            and value.device.platform == "cpu"  # type: ignore[attr-defined]
+            and not (self.keeps_arrays and value is x and not is_number(value))  # type: ignore[arg-type]
+        ):
             literal = Literal(value)  # type: ignore[arg-type]
             self._literals[id(x)] = (literal, x)
             return literal
@@ -196,6 +200,7 @@ def stage(
     line: source.Source | None = None,
     types: TraceTypes | None = None,
     n_carry: int = 0,
+    keeps_arrays: bool = False,
 ) -> Jaxpr:
     """Trace ``fun``, flat arguments to flat results, to a jaxpr with its constants.
 
@@ -207,8 +212,11 @@ def stage(
       line: the user's line for its equations; None: the running one.
       types: what is known of shardings along explicit axes.
       n_carry: the number of leading parameters and results that are the carry of a loop.
+      keeps_arrays: rank-0 arrays from outside are constants, as larger ones are, and not literals. Programs do
+        better with literals; callers of ``make_jaxpr`` count the constants, and must find an array where another
+        trace of the function has a tracer.
     """
-    trace = StageTrace(name, types)
+    trace = StageTrace(name, types, keeps_arrays)
     params = [trace.parameter(a, labels[i] if labels else None) for i, a in enumerate(in_avals)]
     previous, source.replay.line = source.replay.line, line
     # Scopes of a call belong to its equation, not to the body's: other calls may share the trace.
@@ -240,7 +248,7 @@ def stage_body(
     """
     try:
         types = TraceTypes(values, in_avals)
-        return stage(fun, in_avals, name, labels, None, types, n_carry)
+        return stage(fun, in_avals, name, labels, None, types, n_carry, keeps_arrays=_keeps_arrays())
     except UntypedError as error:
         first = error
     previous, source.replay.line = source.replay.line, None
@@ -253,6 +261,14 @@ def stage_body(
     finally:
         source.replay.line = previous
         source.open_scopes(scopes)
+
+
+def _keeps_arrays() -> bool:
+    """Whether the body of a loop or branch belongs to a trace of ``make_jaxpr``."""
+    trace: Any = state.trace if state.numbers is not None else None
+    while trace is not None and not isinstance(trace, StageTrace):
+        trace = getattr(trace, "parent", None) or getattr(trace, "inner", None)
+    return trace is not None and trace.keeps_arrays
 
 
 class _Tracing(threading.local):

@@ -59,11 +59,12 @@ def make_jaxpr(
         labels = labels_of(call, in_tree)
         avals = [abstract(x, label) for x, label in zip(leaves, labels, strict=True)]
         context, state.context = state.context, (*state.context, *axes)
+        numbers, state.numbers = state.numbers, {}
         try:
             types = TraceTypes(leaves, avals)
-            jaxpr = stage(flat, avals, name_of(fun), labels, None, types)
+            jaxpr = stage(flat, avals, name_of(fun), labels, None, types, keeps_arrays=True)
         finally:
-            state.context = context
+            state.context, state.numbers = context, numbers
         if return_shape:
             return jaxpr, tree.unflatten(flat.out_tree, [struct_of(a) for a in jaxpr.out_avals])
         return jaxpr

@@ -393,6 +393,15 @@ def test_a_rule_that_mixes_more_than_the_function_does():
         close(ts, (draw(2) ** 2, draw(2) ** 2 * 2))
 
 
+def test_results_that_are_arguments_are_the_same_arrays():
+    """Libraries test with ``is`` that a conversion to the dtype that an array has costs nothing."""
+    first = custom_jvp(lambda x, y: x)
+    first.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+    x, y = arr([0.5, 2.0]), arr([1.0, 3.0])
+    assert first(x, y) is x and vmap(first)(x, y) is x
+    same(vmap(first, in_axes=(None, 0))(x[0], y), arr([0.5, 0.5]))
+
+
 def test_closures():
     """A function may close over arrays, and over tracers that are not differentiated."""
     c = draw(3)

@@ -8,10 +8,12 @@ import weakref
 import numpy as np
 import pytest
 
+import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays.array import ConcreteArray, from_numpy, scalar
 from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import Literal, eval_jaxpr
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import shape
 from blufunc.core.primitives import linear_ops
@@ -20,6 +22,7 @@ from blufunc.core.pytree import nodes, tree
 from blufunc.transforms.arguments import ShapeDtypeStruct
 from blufunc.transforms.autodiff.grad import grad, jvp
 from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.control_flow.scan import scan
 from blufunc.transforms.staging.jit import disable_jit, jit
 from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 
@@ -448,6 +451,29 @@ def test_constants_are_hoisted_to_parameters():
     c = arr(X)
     jaxpr = jit(lambda x: ew.add(ew.mul(x, c), c)).trace(X).jaxpr
     assert jaxpr.consts == () and len(jaxpr.invars) == 2
+
+
+def test_scalar_arrays_from_outside_are_constants_of_make_jaxpr():
+    """Whether a closed-over scalar is an array or a tracer, the jaxpr has one constant for it.
+
+    Numbers, and arrays that the function makes, are literals; in programs, arrays are, too.
+    """
+    outside = bnp.asarray(3)
+
+    def counted(x, n):
+        inside = bnp.asarray(2.0)
+        loop = lambda carry, _: (carry * inside + n + np.float32(1.5), None)
+        return scan(loop, x * 4.0, None, 2)[0] - n
+
+    one = bnp.ones((), "float32")
+    jaxpr = make_jaxpr(lambda x: counted(x, outside))(one)
+    assert [c.aval.shape for c in jaxpr.consts] == [()] and jaxpr.consts[0] is outside
+    assert jaxpr.eqns[-1].invars[-1].__class__ is not Literal
+    nested = []
+    jit(lambda n: nested.append(make_jaxpr(lambda x: counted(x, n))(one)))(3)
+    assert [c.aval.shape for c in nested[0].consts] == [()] and len(nested[0].eqns) == len(jaxpr.eqns)
+    assert len(jit(lambda x: counted(x, outside)).trace(one).jaxpr.invars) == 1
+    assert eval_jaxpr(jaxpr, [one])[0] == counted(one, outside)
 
 
 def test_numpy_constants_are_taken_once():
