@@ -466,6 +466,15 @@ def test_what_libraries_read():
             jax.devices("tpu")
         except RuntimeError as error:
             print("Unknown backend" in str(error))
+        from jax._src.interpreters import ad
+        def around(y):
+            inner = jax.custom_vjp(lambda x: x * y)
+            inner.defvjp(lambda x: (x, None), lambda _, g: (g,))
+            return inner(2.0)
+        try:
+            jax.jit(jax.grad(jax.jit(around)))(3.0)
+        except ad.CustomVJPException as error:
+            print("closes over" in str(error), hasattr(jax.interpreters.ad, "CustomVJPException"))
         """
     )
     assert out == [
@@ -477,4 +486,5 @@ def test_what_libraries_read():
         "True True False",
         "ml_dtypes True",
         "True",
+        "True False",
     ]

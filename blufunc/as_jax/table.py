@@ -113,6 +113,7 @@ TABLE |= {
     "jax._src.distributed": (_OWN + "experimental",),
     "jax._src.dtypes": (_OWN + "types", "blufunc.dtypes"),
     "jax._src.interpreters": (),
+    "jax._src.interpreters.ad": (_OWN + "primitives", _OWN + "differentiation"),
     "jax._src.interpreters.pxla": (),
     "jax._src.state": (),
     "jax._src.state.types": (),
@@ -144,6 +145,8 @@ _NOT_OF_JAX = {
         softmax_cross_entropy_with_integer_labels sparsemax_loss spectral_norm squared_error triplet_margin_loss
         weight_norm
     """,
+    "jax.interpreters.ad": "CustomVJPException",
+    "jax.interpreters.batching": "CustomVJPException",
     "jax.lib": "__version_info__",
     "jax.numpy": "fix",
     "jax.ref": "ds View",

@@ -311,7 +311,7 @@ def number(array: ConcreteArray) -> ConcreteArray:
 
 
 def is_number(array: ConcreteArray) -> bool:
-    """True of a rank-0 array that stands for a Python or NumPy number, or that the traced function made."""
+    """True of a Python or NumPy number, or one that the traced function made."""
     return id(array) in _scalar_ids or (state.numbers is not None and id(array) in state.numbers)
 
 

@@ -76,7 +76,7 @@ class RuledCall(Call):
         return super().bind(*args, **params)
 
     def evaluate(self, args, params):
-        """Of a function that only returns arguments, the arrays themselves: no program copies them."""
+        """The operands themselves if the function only returns arguments."""
         jaxpr = params["jaxpr"]
         places = {v: i for i, v in enumerate(jaxpr.invars)} if not jaxpr.eqns else {}
         if all(v.__class__ is Var and v in places for v in jaxpr.outvars):

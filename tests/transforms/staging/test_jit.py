@@ -454,7 +454,7 @@ def test_constants_are_hoisted_to_parameters():
 
 
 def test_scalar_arrays_from_outside_are_constants_of_make_jaxpr():
-    """Whether a closed-over scalar is an array or a tracer, the jaxpr has one constant for it.
+    """A closed-over scalar is one constant, be it an array or a tracer.
 
     Numbers, and arrays that the function makes, are literals; in programs, arrays are, too.
     """
