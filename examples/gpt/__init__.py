@@ -8,5 +8,6 @@ report.py    progress, the loss curve, the summary
 sharded.py   mesh axes: sharding of parameters, batches, layers, heads, tokens, experts
 devices.py   one device, or a mesh, and the placement of arrays
 train.py     the training step, and the loop around it
+mesh_options.py  the options that say how a run is sharded
 cli.py       the command line: python -m examples.gpt
 """

@@ -14,13 +14,13 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import blufunc as bf
 from blufunc import io, random, tree
 from blufunc.errors import ArgumentError, DataError, MemoryBudgetError
-from examples.gpt import data, devices, facts, model, report, sample, sharded, train
+from examples.gpt import data, devices, facts, mesh_options, model, report, sample, train
 
 OUT = "runs/gpt"
 LONGER = "the learning rate, now at its lowest, rises again: its schedule is laid over all the steps anew"
@@ -52,11 +52,7 @@ def _run(options: argparse.Namespace) -> int:
         options.mesh,
         settings.config,
         settings.batch,
-        microbatches=options.accumulate,
-        routing=options.routing,
-        schedule=options.pipeline_schedule,
-        chunks=options.chunks or (2 if options.pipeline_schedule == "interleaved" else 1),
-        sharded_ends=options.shard_vocabulary,
+        **mesh_options.plan_of(options),
         recompute=options.recompute,
         loss_chunk=options.loss_chunk,
         memory_budget=options.memory_budget,
@@ -202,17 +198,7 @@ def _continue_command(settings: train.Settings, done: int, options: argparse.Nam
     if bf.process_count() > 1:
         words += ["blufunc.parallel.launch", "-n", str(bf.process_count()), "-m"]
     words += ["examples.gpt", "--resume", settings.out]
-    if options.mesh:
-        words += ["--mesh", sharded.spelled(options.mesh)]
-    usual = sharded.ALONE
-    for flag, value, default in (
-        ("--accumulate", options.accumulate, usual.microbatches),
-        ("--routing", options.routing, usual.routing),
-        ("--pipeline-schedule", options.pipeline_schedule, usual.schedule),
-        ("--chunks", options.chunks, None),
-    ):
-        words += [] if value == default else [flag, str(value)]
-    words += ["--shard-vocabulary"] if options.shard_vocabulary else []
+    words += mesh_options.spelled(options)
     words += ["--recompute"] if options.recompute else []
     words += ["--loss-chunk", str(options.loss_chunk)] if options.loss_chunk else []
     words += ["--memory-budget", options.memory_budget] if options.memory_budget else []
@@ -222,29 +208,7 @@ def _continue_command(settings: train.Settings, done: int, options: argparse.Nam
 
 
 def _parser() -> argparse.ArgumentParser:
-    def whole(least: int) -> Callable[[str], int]:
-        def number(text: str) -> int:
-            if (value := int(text)) < least:
-                raise argparse.ArgumentTypeError(f"{value} is less than {least}")
-            return value
-
-        return number
-
-    def mesh(text: str) -> dict[str, int]:
-        axes: dict[str, int] = {}
-        for part in text.split(","):
-            axis, _, size = part.partition("=")
-            if axis not in sharded.AXES:
-                known = ", ".join(sharded.AXES)
-                raise argparse.ArgumentTypeError(
-                    f"{axis!r} is no axis that a run can be divided along: {known}"
-                )
-            if axis in axes:
-                raise argparse.ArgumentTypeError(f"{axis} stands there twice")
-            axes[axis] = -1 if size == "-1" else whole(1)(size)
-        if list(axes.values()).count(-1) > 1:
-            raise argparse.ArgumentTypeError("-1 is the size of one axis at most")
-        return axes
+    whole = mesh_options.whole
 
     def positive(text: str) -> float:
         if not 0 < (value := float(text)) < float("inf"):
@@ -271,44 +235,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch", type=whole(1), metavar="N", help="windows in a step")
     add("--lr", type=positive, metavar="RATE", help="the peak learning rate")
     add("--seed", type=whole(0), metavar="N", help="of parameters, batches and sample (default: 0)")
-    add(
-        "--mesh",
-        type=mesh,
-        metavar="AXIS=N,...",
-        help=f"devices along the axes {', '.join(sharded.AXES)} (see the README): the processes of a "
-        "launcher (data by default, if there are several), or simulated ones on the CPU; -1 is the size that uses all",
-    )
-    usual = sharded.ALONE
-    add(
-        "--accumulate",
-        type=whole(1),
-        default=usual.microbatches,
-        metavar="N",
-        help="microbatches in a batch, one after the other; of a pipeline, one behind the other (default: 1)",
-    )
-    add(
-        "--routing",
-        choices=["ring", "all_gather", "all_to_all"],
-        default=usual.routing,
-        help="how queries meet keys along the axis seq (default: ring)",
-    )
-    add(
-        "--pipeline-schedule",
-        choices=["1f1b", "interleaved", "zb-h1", "gpipe"],
-        default=usual.schedule,
-        help="the order of passes along the axis stage (default: 1f1b)",
-    )
-    add(
-        "--chunks",
-        type=whole(1),
-        metavar="N",
-        help="chunks of layers that each stage of an interleaved pipeline runs in turns (default: 2)",
-    )
-    add(
-        "--shard-vocabulary",
-        action="store_true",
-        help="shard the vocabulary along the axis stage: all stages compute embeddings and logits together",
-    )
+    mesh_options.add_options(add)
     add(
         "--recompute",
         action="store_true",

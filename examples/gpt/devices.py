@@ -193,15 +193,26 @@ def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded
     seq = among("seq")
     of_vocabulary = among("stage" if plan.sharded_ends else "model") if "stage" in axes else 1
     by_heads = plan.routing == "all_to_all"
-    for what, size, n in (
-        ("heads", config.heads, among("model", "seq") if by_heads else among("model")),
-        ("layers", config.layers, among("stage") * plan.chunks),
-        ("experts", config.experts, among("expert")),
-        ("tokens of a vocabulary", config.vocab, of_vocabulary),
-        ("tokens of a context", config.context, 2 * seq if seq > 1 else 1),
+    of_heads = "device along model and seq, with --routing all_to_all" if by_heads else "device along model"
+    for what, size, n, of in (
+        ("heads", config.heads, among("model", "seq") if by_heads else among("model"), of_heads),
+        ("layers", config.layers, among("stage") * plan.chunks, "chunk of each stage"),
+        ("experts", config.experts, among("expert"), "device along expert"),
+        ("tokens of a vocabulary", config.vocab, of_vocabulary, "device along stage or model"),
+        (
+            "tokens of a context",
+            config.context,
+            2 * seq if seq > 1 else 1,
+            "device along seq, an early and a late one",
+        ),
     ):
         if size % n:
-            refuse(f"{size} {what} cannot be divided into {n} parts")
+            fitting = max(k for k in range(1, n) if not size % k)
+            refuse(
+                f"{size} {what} cannot be divided into {n} parts",
+                why=f"a part for each {of}",
+                fix=f"{fitting} instead of {n}, or a size that {n} divides",
+            )
 
 
 def _check_pipeline(axes: dict[str, int], plan: sharded.Plan) -> None:

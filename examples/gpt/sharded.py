@@ -152,7 +152,7 @@ def specs(values: Any, plan: Plan) -> Any:
 
 def shardings(values: Any, plan: Plan) -> Any:
     """``specs`` of packed values with the mesh."""
-    return tree.map(lambda spec: plan.sharding(*spec), specs(values, plan))
+    return _on(plan, specs(values, plan))
 
 
 def placed_types(types: Any, plan: Plan) -> Any:
@@ -169,6 +169,11 @@ def keep(values: Any, plan: Plan) -> Any:
     if plan.mesh is None:
         return values
     return bf.constrain(values, shardings(values, plan))
+
+
+def _on(plan: Plan, lie: Any) -> Any:
+    """Specs with the mesh."""
+    return tree.map(lambda spec: plan.sharding(*spec), lie)
 
 
 def _marked(lie: Any, kind: str, axes: Iterable[str]) -> Any:
@@ -228,14 +233,25 @@ def even(windows: np.ndarray, config: model.Config, plan: Plan) -> np.ndarray:
 
 def value_and_grad(config: model.Config, plan: Plan = ALONE) -> Callable:
     """Function (packed parameters, tokens [B, T + 1]) -> (loss, gradients) of a batch."""
+    lie = lambda kind, values: specs({kind: values}, plan)[kind]
     if plan.has("stage"):
-        return _pipelined(config, plan)
+        how = {"layers": "blocks", "own_loss": bool(config.experts), "order": order_of(config.context, plan)}
+        return of_pipeline(*_parts(config, plan), plan, lie, **how)
     wired = wiring(config, plan)
-    loss = lambda params, tokens: model.loss(params, tokens, config, wired)
+    return accumulated(lambda params, tokens: model.loss(params, tokens, config, wired), plan, lie)
+
+
+def accumulated(loss: Callable, plan: Plan, lie: Callable) -> Callable:
+    """Function (parameters, tokens) -> (loss, gradients), in the plan's microbatches.
+
+    Args:
+      loss: ``loss(params, tokens)``, a mean over tokens.
+      lie: ``lie(kind, values)``, the specs of a tree like the parameters, of a kind of ``DIVIDED``.
+    """
     if plan.microbatches == 1:
         return bf.value_and_grad(loss)
 
-    def accumulated(params, tokens):
+    def of_batch(params, tokens):
         def add(total, rows):
             value, grads = bf.value_and_grad(loss)(params, rows)
             return tree.map(lambda t, g: t + g / plan.microbatches, total, grads), value
@@ -243,12 +259,70 @@ def value_and_grad(config: model.Config, plan: Plan = ALONE) -> Callable:
         zeros = tree.map(bnp.zeros_like, params)
         grads, values = lax.scan(add, zeros, _microbatches(tokens, plan))
         if plan.has("zero1"):  # up to here each device has its own sums, sharded like the parameters
-            lie = specs({"params": grads}, plan)["params"]
-            grads = bf.constrain(grads, _marked(lie, "unreduced", plan.mesh.shape))
-            grads = keep({"gradients": grads}, plan)["gradients"]
+            own = _marked(lie("params", grads), "unreduced", plan.mesh.shape)
+            grads = bf.constrain(bf.constrain(grads, own), _on(plan, lie("gradients", grads)))
         return values.mean(), grads
 
-    return accumulated
+    return of_batch
+
+
+def of_pipeline(
+    embed: Callable,
+    stage: Callable,
+    loss: Callable,
+    plan: Plan,
+    lie: Callable,
+    *,
+    layers: str,
+    own_loss: bool,
+    order: Any,
+) -> Callable:
+    """Function (packed parameters, tokens) -> (loss, gradients), by a pipeline.
+
+    Args:
+      embed, stage, loss: of a rank, as of ``parallel.pipeline_value_and_grad``; a microbatch has inputs and targets.
+      lie: as of ``accumulated``.
+      layers: the name of the stacked layers among the parameters.
+      own_loss: a stage returns a loss of its own, too.
+      order: of the tokens of a sequence.
+    """
+    data = _data_axes(plan)
+    # Gradients of parameters sharded outside stay unreduced until then; others are all-reduced in buckets here.
+    later = ("stage", *data) if plan.among("zero1", "fsdp") else ()
+
+    def local(params, microbatches):
+        shared = {name: part for name, part in params.items() if name != layers}
+        value, (of_shared, of_layers) = bf.parallel.pipeline_value_and_grad(
+            embed, bf.checkpoint(stage) if plan.recompute else stage, loss, shared, params[layers], microbatches,
+            "stage", schedule=plan.schedule, chunks=plan.chunks, stage_loss=own_loss,
+            sharded_ends=plan.sharded_ends, data_axes=data,
+        )  # fmt: skip
+        return value, of_shared | {layers: of_layers}
+
+    def of_batch(params, tokens):
+        gathered = lie("gathered", params)
+        mapped = bf.shard_map(
+            local,
+            mesh=plan.mesh,
+            in_specs=(_marked(gathered, "reduced", later), P(None, plan.among(*ROWS), plan.among("seq"))),
+            out_specs=(P(), _marked(gathered, "unreduced", later)),
+        )
+        rows = _microbatches(tokens, plan)
+        sides = {"inputs": rows[:, :, :-1], "targets": rows[:, :, 1:]}
+        value, grads = mapped(params, {name: tokens[:, :, order] for name, tokens in sides.items()})
+        return value, bf.constrain(grads, _on(plan, lie("gradients", grads)))
+
+    return of_batch
+
+
+def _data_axes(plan: Plan) -> tuple[str, ...]:
+    """The axes of a pipeline over which gradients are summed."""
+    return plan.among(*ROWS, "seq") or ()
+
+
+def order_of(length: int, plan: Plan) -> Any:
+    """The order of the tokens of a sequence: zigzag along "seq"."""
+    return bf.parallel.zigzag_order(length, plan.mesh.shape["seq"]) if plan.has("seq") else ...
 
 
 def wiring(config: model.Config, plan: Plan) -> model.Wiring:
@@ -286,7 +360,7 @@ def _context_parallel(config: model.Config, plan: Plan) -> dict[str, Any]:
     attend = functools.partial(
         bf.parallel.context_parallel_attention, axis="seq", routing=plan.routing, is_causal=True
     )
-    return {"attend": attend, "order": bf.parallel.zigzag_order(config.context, plan.mesh.shape["seq"])}
+    return {"attend": attend, "order": order_of(config.context, plan)}
 
 
 def _microbatches(tokens: Any, plan: Plan) -> Any:
@@ -317,18 +391,17 @@ def _routed(plan: Plan, data: Iterable[str]) -> Callable:
     return functools.partial(bf.parallel.mixture_of_experts, axis=axis, data_axes=others)
 
 
-def _pipelined(config: model.Config, plan: Plan) -> Callable:
-    """Loss and gradients of a pipeline by ``shard_map``.
+def _parts(config: model.Config, plan: Plan) -> tuple[Callable, Callable, Callable]:
+    """The functions of one rank of a pipeline, for ``of_pipeline``.
 
     Each rank has some layers, and a shard of their heads and units.
     """
-    data = plan.among(*ROWS, "seq") or ()
     vocabulary = "model" if plan.has("model") else "stage" if plan.sharded_ends else None
     changed = _context_parallel(config, plan) if plan.has("seq") else {}
     if plan.has("model"):
         changed["total"] = lambda x: lax.psum(x, "model")
     if config.experts:
-        changed["mixture"] = _routed(plan, data)
+        changed["mixture"] = _routed(plan, _data_axes(plan))
     wired = model.Wiring(loss_chunk=plan.loss_chunk, **changed)
 
     def embed(shared, batch):
@@ -351,30 +424,4 @@ def _pipelined(config: model.Config, plan: Plan) -> Callable:
             return bf.parallel.vocabulary_parallel_cross_entropy(logits, batch["targets"], vocabulary).mean()
         return model.cross_entropy(shared, x, batch["targets"], wired)
 
-    def local(params, microbatches):
-        shared = {name: part for name, part in params.items() if name != "blocks"}
-        value, (of_shared, of_layers) = bf.parallel.pipeline_value_and_grad(
-            embed, bf.checkpoint(stage) if plan.recompute else stage, loss, shared, params["blocks"], microbatches,
-            "stage", schedule=plan.schedule, chunks=plan.chunks, stage_loss=bool(config.experts),
-            sharded_ends=plan.sharded_ends, data_axes=data,
-        )  # fmt: skip
-        return value, of_shared | {"blocks": of_layers}
-
-    # Gradients of parameters sharded outside stay unreduced until then; others are all-reduced in buckets here.
-    later = ("stage", *data) if plan.among("zero1", "fsdp") else ()
-
-    def step(params, tokens):
-        lie = specs({"gathered": params}, plan)["gathered"]
-        mapped = bf.shard_map(
-            local,
-            mesh=plan.mesh,
-            in_specs=(_marked(lie, "reduced", later), P(None, plan.among(*ROWS), plan.among("seq"))),
-            out_specs=(P(), _marked(lie, "unreduced", later)),
-        )
-        rows = _microbatches(tokens, plan)
-        sides = {"inputs": rows[:, :, :-1], "targets": rows[:, :, 1:]}
-        batches = {name: tokens[:, :, wired.order] for name, tokens in sides.items()}
-        value, grads = mapped(params, batches)
-        return value, keep({"gradients": grads}, plan)["gradients"]
-
-    return step
+    return embed, stage, loss

@@ -170,6 +170,9 @@ def _llama(get: _Reader) -> Config:
         out_bias=bias and kind != "qwen2",
         mlp_bias=bool(get("mlp_bias", False)),
         qk_norm=kind == "qwen3",
+        experts=get.size("num_local_experts", 8) if kind == "mixtral" else 0,
+        chosen=get.size("num_experts_per_tok", 2),
+        balance=float(get("router_aux_loss_coef", 0.001)) if kind == "mixtral" else 0.0,
         windows=_windows(get, layers),
         tied=bool(get("tie_word_embeddings", False)),
         bos=get("bos_token_id"),
@@ -177,15 +180,19 @@ def _llama(get: _Reader) -> Config:
     )
 
 
+_WINDOWED = ("mistral", "mixtral")
+"""Architectures whose windows are of all layers, if there is a size."""
+
+
 def _windows(get: _Reader, layers: int) -> tuple[int | None, ...]:
     size = get("sliding_window")
     if (
         get.kind == "llama"
         or size is None
-        or (get.kind != "mistral" and not get("use_sliding_window", False))
+        or (get.kind not in _WINDOWED and not get("use_sliding_window", False))
     ):
         return ()
-    first = 0 if get.kind == "mistral" else get("max_window_layers", layers)
+    first = 0 if get.kind in _WINDOWED else get("max_window_layers", layers)
     types = get("layer_types") or ["full_attention"] * first + ["sliding_attention"] * (layers - first)
     if len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}:
         raise DataError(
@@ -219,8 +226,11 @@ def _llama_json(config: Config) -> Raw:
         types = ["sliding_attention" if window else "full_attention" for window in config.windows]
         raw |= {"use_sliding_window": size is not None, "sliding_window": size}
         raw |= {"layer_types": types} if types else {}
-    if config.architecture == "mistral":
+    if config.architecture in _WINDOWED:
         raw["sliding_window"] = size
+    if config.experts:
+        raw |= {"num_local_experts": config.experts, "num_experts_per_tok": config.chosen}
+        raw |= {"router_aux_loss_coef": config.balance}
     return raw
 
 
@@ -289,6 +299,9 @@ TABLE = {
     ),
     "llama": Architecture("LlamaForCausalLM", _llama, _llama_json, _SILU),
     "mistral": Architecture("MistralForCausalLM", _llama, _llama_json, _SILU),
+    "mixtral": Architecture(
+        "MixtralForCausalLM", _llama, _llama_json, _SILU | {"router_jitter_noise": (0.0, None)}
+    ),
     "qwen2": Architecture("Qwen2ForCausalLM", _llama, _llama_json, _SILU),
     "qwen3": Architecture("Qwen3ForCausalLM", _llama, _llama_json, _SILU),
 }

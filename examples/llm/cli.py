@@ -6,6 +6,7 @@ The last module, which ties the others together. Invalid input becomes a message
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,13 +16,14 @@ from typing import Any
 import numpy as np
 
 import blufunc as bf
-from blufunc import P, io, random, tree
+from blufunc import io, random, tree
 from blufunc.errors import ArgumentError, DataError, ShardingError, UnsupportedError
-from examples.gpt import data, report
+from examples.gpt import data, mesh_options, report, sharded
 from examples.llm import (
     architectures,
     finetune,
     generate,
+    layouts,
     model,
     peft,
     placement,
@@ -36,6 +38,8 @@ from examples.llm.config import TINY, Config
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 2 for invalid input."""
     options = _parser().parse_args(arguments)
+    if bf.distributed.is_launched():
+        bf.distributed.initialize()
     try:
         if options.device != "cpu":
             bf.config.update("default_device", options.device)
@@ -50,25 +54,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # -- the model -------------------------------------------------------------------------------------
 
 
+def _config(folder: str | None, options: argparse.Namespace) -> Config:
+    """Configuration of a folder; without one, of the small random model."""
+    sizes = {
+        name: getattr(options, name) for name in ("layers", "experts") if getattr(options, name) is not None
+    }
+    if folder is not None:
+        if sizes:
+            raise DataError(
+                f"--{next(iter(sizes))} with a model",
+                where=f"--model {folder}",
+                why="it is a size of the random model; a folder has its own, in config.json",
+                fix="leave one of the two options out",
+            )
+        return architectures.read(folder)
+    if sizes.get("experts"):
+        sizes |= {"architecture": "mixtral", "balance": 0.01, "tied": False}
+    return dataclasses.replace(TINY, **sizes)
+
+
 def _loaded(
-    folder: str | None, options: argparse.Namespace, dtype: str | None, quantize: str | None = None
-) -> tuple[dict, Config]:
-    """A model on its mesh, or quantized; without a folder, a small random one."""
-    config = TINY if folder is None else architectures.read(folder)
-    places = None
-    if quantize and options.mesh:
-        raise DataError(
-            "quantized weights are on one device", where="--mesh", fix="leave one of the two options out"
-        )
-    if options.mesh is not None:
-        places, config = placement.placed(config, _mesh(options.mesh))
+    folder: str | None,
+    options: argparse.Namespace,
+    dtype: str | None,
+    layout: placement.Layout,
+    quantize: str | None = None,
+) -> dict:
+    """The parameters by their layout, or quantized; without a folder, random ones."""
+    config, plan = layout.config, layout.plan
+    if quantize is not None:
+        if plan.mesh is not None:
+            raise DataError(
+                "quantized weights are on one device", where="--mesh", fix="leave one of the two options out"
+            )
+        quantized.check(config, quantize)
     began = time.perf_counter()
     if folder is None:
         params = bf.jit(lambda key: model.init(key, config, dtype or "float32"))(random.key(options.seed))
-        params = params if places is None else bf.device_put(params, places)
+        params = layout.placed(params)
         params = params if quantize is None else quantized.quantized(params, quantize)
     else:
-        params, _ = weights.load(folder, places, dtype, config, quantize)
+        params, _ = weights.load(
+            folder, layout.places(), dtype, config, quantize, placement.order(config.layers, plan)
+        )
     leaves, nbytes = tree.leaves(quantized.types(params)), sum(x.nbytes for x in tree.leaves(params))
     size, kind = sum(x.size for x in leaves), str(leaves[0].dtype) + (f" and {quantize}" if quantize else "")
     name = "a random model of bytes" if folder is None else folder
@@ -76,14 +104,25 @@ def _loaded(
         f"model   {name}: {config.architecture}, {size:,} parameters, {nbytes / 1e6:,.1f} MB of {kind}, "
         f"in {time.perf_counter() - began:.1f} s"
     )
-    return params, config
+    return params
 
 
-def _mesh(axes: dict[str, int]) -> bf.Mesh:
-    n = int(np.prod(list(axes.values())))
+def _for_generation(config: Config, axes: dict[str, int] | None) -> placement.Layout:
+    """The layout of a model that generates: one device, or "fsdp" and "model"."""
+    if not axes:
+        return placement.Layout(config=config)
+    if others := sorted(axes.keys() - {"fsdp", "model"}):
+        raise DataError(
+            f"tokens are not generated along {others[0]}",
+            where=f"--mesh {others[0]}={axes[others[0]]}",
+            why="a token of each row is computed at a time, by all layers",
+            fix="the axes fsdp and model",
+        )
     if bf.default_backend() == "cpu":
-        bf.config.cpu_devices = max(bf.config.cpu_devices, n)
-    return bf.make_mesh(tuple(axes.values()), tuple(axes))
+        bf.config.cpu_devices = max(bf.config.cpu_devices, int(np.prod(list(axes.values()))))
+    placement.check(config, axes)
+    plan = sharded.Plan(bf.make_mesh(tuple(axes.values()), tuple(axes)))
+    return placement.Layout(plan, config=placement.grouped(config, axes))
 
 
 def _tokenizer(options: argparse.Namespace, config: Config) -> tokenizer.Tokenizer:
@@ -96,7 +135,9 @@ def _tokenizer(options: argparse.Namespace, config: Config) -> tokenizer.Tokeniz
 
 
 def _generate(options: argparse.Namespace) -> int:
-    params, config = _loaded(options.model, options, options.dtype, options.quantize)
+    layout = _for_generation(_config(options.model, options), options.mesh)
+    config = layout.config
+    params = _loaded(options.model, options, options.dtype, layout, options.quantize)
     if options.adapter is not None:
         params = peft.applied(params, *peft.load(options.adapter, config))
     words = _tokenizer(options, config)
@@ -111,7 +152,8 @@ def _generate(options: argparse.Namespace) -> int:
         single = generate.stream(params, config, prompts, options.tokens, page=options.page, **how)
         steps: Any = ([[] if token is None else [token] for token in step] for step in single)
     else:
-        draft = _loaded(options.draft, options, options.dtype)
+        smaller = _for_generation(architectures.read(options.draft), options.mesh)
+        draft = _loaded(options.draft, options, options.dtype, smaller), smaller.config
         steps = speculative.stream(
             (params, config), draft, prompts, options.tokens, ahead=options.ahead, **how
         )
@@ -151,7 +193,7 @@ def _finetune(options: argparse.Namespace) -> int:
     settings = finetune.Settings(
         options.model, options.data, options.steps, options.batch, options.length, rate, options.seed,
         rank=rank, alpha=options.alpha, targets=tuple(options.targets.split(",")), quantize=options.qlora,
-        recompute=options.recompute or options.qlora is not None,
+        recompute=options.recompute or options.qlora is not None, accumulate=options.accumulate,
     )  # fmt: skip
     if unknown := sorted(set(settings.targets) - set(finetune.TARGETS)):
         raise DataError(
@@ -161,24 +203,39 @@ def _finetune(options: argparse.Namespace) -> int:
         )
     out = Path(options.out)
     weights.check_free(out)
+    config = _config(options.model, options)
+    if config.experts and (of_mlps := sorted({"gate", "up", "down"} & set(settings.targets))) and rank:
+        raise DataError(
+            f"{of_mlps[0]} of experts has no adapters",
+            where=f"--targets {options.targets}",
+            why="rows are multiplied by the matrices of their groups, without products of factors",
+            fix="--targets qkv,out, or no --lora",
+        )
+    layout = layouts.layout(
+        options.mesh,
+        config,
+        settings.batch,
+        settings.length,
+        **mesh_options.plan_of(options),
+        recompute=settings.recompute,
+    )
+    config = layout.config
     # updates of 1e-5 are lost in bfloat16: what is trained is float32, and --autocast is for speed
-    params, config = _loaded(options.model, options, options.dtype if rank else "float32", options.qlora)
+    params = _loaded(options.model, options, options.dtype if rank else "float32", layout, options.qlora)
     words = _tokenizer(options, config)
     dataset = finetune.tokenized(data.load(options.data), words)
     parts = finetune.windows(dataset, settings, config)
-    divided: Callable = lambda batch: batch
-    if options.mesh and "fsdp" in options.mesh:
-        rows = bf.NamedSharding(_mesh(options.mesh), P("fsdp"))
-        divided = lambda batch: bf.device_put(batch, rows)
-    tokens = settings.batch * settings.length
-    with report.watch(0, settings.steps, tokens, dataset.unit, not options.no_progress) as watch:
+    tokens, bar = settings.batch * settings.length, not options.no_progress
+    with report.watch(0, settings.steps, tokens, dataset.unit, bar, layout.leads) as watch:
         try:
             result = finetune.run(
-                params, config, parts, settings, out, low=options.autocast, divided=divided, watch=watch
+                params, config, parts, settings, out, low=options.autocast, layout=layout, watch=watch
             )
         except finetune.Stopped:
             _say(f"interrupted: the state is saved in {out}; the same command goes on")
             return io.STOPPED
+    if not layout.leads:
+        return 0
     finetune.save(out, result, config, settings)
     before, after = result.history.validation[0][1], result.history.validation[-1][1]
     report.summary(
@@ -197,7 +254,8 @@ def _finetune(options: argparse.Namespace) -> int:
 
 
 def _say(text: str, end: str = "\n") -> None:
-    print(text, end=end, flush=True)
+    if bf.process_index() == 0:
+        print(text, end=end, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -208,15 +266,6 @@ def _parser() -> argparse.ArgumentParser:
             return value
 
         return parsed
-
-    def mesh(text: str) -> dict[str, int]:
-        axes = {}
-        for part in text.split(","):
-            axis, _, size = part.partition("=")
-            if axis not in placement.AXES or not size.isdigit() or int(size) < 1 or axis in axes:
-                raise argparse.ArgumentTypeError(f"{part!r} is not one of {'=N, '.join(placement.AXES)}=N")
-            axes[axis] = int(size)
-        return axes
 
     parser = argparse.ArgumentParser(
         "python -m examples.llm", description="Language models of Hugging Face folders."
@@ -237,12 +286,14 @@ def _parser() -> argparse.ArgumentParser:
             choices=["float32", "bfloat16", "float16"],
             help="of the weights (default: that of the files)",
         )
-        add("--mesh", type=mesh, metavar="AXIS=N,...", help="devices along model and fsdp (see the README)")
+        add("--layers", type=number(int, 1), metavar="N", help="of the random model (default: 2)")
+        add("--experts", type=number(int, 2), metavar="N", help="of the random model (default: one MLP)")
         add("--device", choices=["cpu", "cuda"], default="cpu", help="(default: cpu)")
         add("--seed", type=number(int, 0), default=0, metavar="N", help="of random choices (default: 0)")
         return add
 
     add = command("generate", "Continue prompts.")
+    add("--mesh", type=mesh_options.mesh, metavar="AXIS=N,...", help="devices along model and fsdp")
     add("--prompt", action="append", metavar="TEXT", help="several give a batch (default: 'def ')")
     add("--tokens", type=number(int, 1), default=64, metavar="N", help="new tokens of each row (default: 64)")
     add(
@@ -290,7 +341,8 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens that it drafts at a time (default: 4)",
     )
 
-    add = command("finetune", "Train a model further.")
+    add = command("finetune", "Train a model further, or a random one from the beginning.")
+    mesh_options.add_options(add)
     add("--data", metavar="PATH", help=f"{data.__doc__.splitlines()[0]} Default: the Python standard library")
     add("--out", default="runs/llm", metavar="DIR", help="where to write (default: runs/llm)")
     add("--steps", type=number(int, 1), default=100, metavar="N", help="(default: 100)")

@@ -33,6 +33,8 @@ class Config:
       qk_norm: normalize queries and keys per head.
       windows: for each layer the number of positions that a query sees, itself included; None: all.
       tied: the embeddings are also the weights of the logits.
+      experts, chosen: experts in the place of each MLP, and how many a token visits; 0 experts: one MLP.
+      balance: weight of the load-balancing loss of experts.
       bos, eos: tokens that begin and end a text.
       groups: the heads of a layer are in this many groups, each with its queries, keys and values in a row: 1, or the
         number of devices that heads are sharded over.
@@ -57,6 +59,9 @@ class Config:
     qk_norm: bool = False
     windows: tuple[int | None, ...] = ()
     tied: bool = False
+    experts: int = 0
+    chosen: int = 2
+    balance: float = 0.0
     bos: int | None = None
     eos: tuple[int, ...] = ()
     groups: int = 1

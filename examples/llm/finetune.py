@@ -18,7 +18,7 @@ import blufunc as bf
 from blufunc import io, nn, optim, random, tree
 from blufunc.errors import DataError
 from examples.gpt import data, report
-from examples.llm import model, peft, quantized, weights
+from examples.llm import layouts, model, peft, placement, quantized, weights
 from examples.llm.config import Config
 from examples.llm.tokenizer import Tokenizer
 
@@ -42,6 +42,7 @@ class Settings:
       targets: the matrices with adapters.
       quantize: "int8" or "nf4": the format of the frozen matrices; None: none.
       recompute: compute each layer again for its gradient, of which only the input is kept.
+      accumulate: microbatches of a step, one after the other; in a pipeline, one behind the other.
     """
 
     model: str | None
@@ -56,6 +57,7 @@ class Settings:
     targets: tuple[str, ...] = ("qkv", "out")
     quantize: str | None = None
     recompute: bool = False
+    accumulate: int = 1
 
 
 # -- the program -----------------------------------------------------------------------------------
@@ -97,33 +99,48 @@ def make_optimizer(settings: Settings) -> optim.GradientTransformation:
     """
     warmup = max(1, settings.steps // 10)
     rate = optim.warmup_cosine_decay_schedule(0.0, settings.lr, warmup, max(2, settings.steps))
-    decay = (
-        {} if settings.rank else {"weight_decay": 0.01, "mask": lambda p: tree.map(lambda x: x.ndim > 1, p)}
-    )
+    decay = {} if settings.rank else {"weight_decay": 0.01, "mask": _matrices}
     return optim.chain(optim.clip_by_global_norm(1.0), optim.adamw(rate, **{"weight_decay": 0.0, **decay}))
 
 
-def make_loss(config: Config, settings: Settings, low: str | None) -> Callable:
+def _matrices(params: dict) -> dict:
+    """True for all but norms and biases, by name: stacked layers have one more dimension."""
+    return tree.map_with_path(lambda path, _: path[-1].key not in ("bias", "scale"), params)
+
+
+def make_loss(layout: placement.Layout, settings: Settings, low: str | None) -> Callable:
     """Make the loss: (trained, frozen, tokens) -> the mean cross-entropy.
 
     Matmuls are in the dtype ``low``. All parameters are trained, and none is frozen; or adapters are, whose products
-    are never arrays.
+    are never arrays. On a mesh with stages, it is for evaluation.
     """
+    plan, config = layout.plan, layout.config
+    if plan.has("stage"):
+        return layouts.loss_of_pipeline(layout, settings.length, low)
+    wired = layouts.wiring(config, plan, settings.length)
 
     def loss(trained: Any, frozen: Any, tokens: Any) -> Any:
         params = nn.lora.apply(frozen, trained, alpha=settings.alpha) if settings.rank else trained
-        return model.loss(params, tokens, config, recompute=settings.recompute)
+        return model.loss(params, tokens, config, recompute=settings.recompute, wiring=wired)
 
-    return loss if low is None else bf.autocast(loss, low)
+    return layouts.cast(loss, low)
 
 
-def make_step(loss: Callable, optimizer: optim.GradientTransformation) -> Callable:
+def make_step(
+    loss: Callable,
+    optimizer: optim.GradientTransformation,
+    layout: placement.Layout,
+    settings: Settings,
+    low: str | None,
+) -> Callable:
     """The compiled step: (trained, state, frozen, tokens) -> (trained, state, loss)."""
 
     def step(trained: Any, state: Any, frozen: Any, tokens: Any) -> tuple[Any, Any, Any]:
-        value, grads = bf.value_and_grad(loss)(trained, frozen, tokens)
+        of_batch = lambda trained, tokens: loss(trained, frozen, tokens)
+        value, grads = layouts.value_and_grad(of_batch, layout, settings.length, low)(trained, tokens)
         updates, state = optimizer.update(grads, state, trained)
-        return optim.apply_updates(trained, updates), state, value
+        trained = layouts.keep(optim.apply_updates(trained, updates), layout.plan, "params")
+        return trained, layouts.keep(state, layout.plan, "state"), value
 
     return bf.jit(step, donate_argnums=(0, 1))
 
@@ -192,16 +209,16 @@ def run(
     out: Path,
     *,
     low: str | None = None,
-    divided: Callable[[np.ndarray], Any] = lambda batch: batch,
+    layout: placement.Layout | None = None,
     watch: report.Watch = lambda step, loss, validation: None,
 ) -> Result:
     """Train, or go on with what ``out`` has checkpoints of.
 
     Args:
-      params: the model; of a full finetuning, which updates them in place, they are used up.
+      params: the model, placed by the layout; of a full finetuning, which updates them in place, they are used up.
       parts: windows of ``windows``.
       low: dtype of matmuls; None: that of the parameters.
-      divided: places a batch on the devices.
+      layout: of ``layouts.layout``; None: one device.
       watch: called after each step.
     Raises:
       DataError: ``out`` has checkpoints of other settings, or quantized weights have no adapters.
@@ -214,52 +231,74 @@ def run(
             why="their codes are integers",
             fix="a rank of adapters, such as 16",
         )
-    trained, frozen = (init_adapters(params, settings), params) if settings.rank else (params, None)
-    optimizer, loss = make_optimizer(settings), make_loss(config, settings, low)
-    step, validate = make_step(loss, optimizer), bf.jit(loss)
+    layout = placement.Layout(config=config) if layout is None else layout
+    if settings.rank and layout.plan.has("stage"):
+        raise DataError(
+            "adapters are not trained in a pipeline",
+            where="--mesh",
+            why="a pipeline makes the gradients of all parameters of its stages",
+            fix="the axes fsdp and model, or no --lora",
+        )
+    trained, frozen = params, None
+    if settings.rank:
+        trained, frozen = layout.replicated(init_adapters(params, settings)), params
+    optimizer, loss = make_optimizer(settings), make_loss(layout, settings, low)
+    step, validate = make_step(loss, optimizer, layout, settings, low), bf.jit(loss)
     batches, held_out = data.Batches(parts[0], settings.batch, settings.seed), parts[1].evenly(EVALUATED)
     starts = range(0, len(held_out) - settings.batch + 1, settings.batch) or [
         0
     ]  # batches of one size: one program
 
     def validation(trained: Any) -> float:
-        each = [validate(trained, frozen, divided(held_out[at : at + settings.batch])) for at in starts]
+        rows = [layout.divided(layout.even(held_out[at : at + settings.batch])) for at in starts]
+        each = [validate(trained, frozen, batch) for batch in rows]
         return float(np.mean([float(value) for value in each]))
 
-    state, history = optimizer.init(trained), report.History()
+    state, history = layout.state(optimizer.init, trained), report.History()
     with io.Checkpointer(out / "checkpoints", keep=1) as saves, io.stop_signals() as stop:
         if saves.latest() is not None:
-            history = _history(saves, settings)
+            history = _history(saves, settings, layout)
             found = saves.restore(like={"trained": trained, "state": state})
             trained, state = found["trained"], found["state"]
         else:
             history.validation.append((0, validation(trained)))
 
         def save() -> None:
-            facts = {"settings": dataclasses.asdict(settings), "history": dataclasses.asdict(history)}
+            facts = {
+                "settings": dataclasses.asdict(settings),
+                "history": dataclasses.asdict(history),
+                "packed": layout.packed,
+            }
             saves.save(len(history.train), {"trained": trained, "state": state}, facts=facts)
 
         every = max(1, settings.steps // SAVES)
         while (done := len(history.train)) < settings.steps:
-            trained, state, value = step(trained, state, frozen, divided(batches[done]))
+            trained, state, value = step(trained, state, frozen, layout.divided(batches[done]))
             history.train.append(float(value))
             last = done + 1 == settings.steps
             if last:
                 history.validation.append((settings.steps, validation(trained)))
             watch(done + 1, history.train[-1], history.validation[-1][1] if last else None)
-            if stop.is_set() and not last:
+            if layout.any(stop.is_set()) and not last:
                 save()
                 saves.wait()
                 raise Stopped
             if last or (done + 1) % every == 0:
                 save()
     if settings.rank:
-        return Result(merged(frozen, trained, settings), trained, history)
-    return Result(trained, None, history)
+        return Result(layout.whole(merged(frozen, trained, settings)), layout.whole(trained), history)
+    return Result(layout.whole(trained), None, history)
 
 
-def _history(saves: io.Checkpointer, settings: Settings) -> report.History:
+def _history(saves: io.Checkpointer, settings: Settings, layout: placement.Layout) -> report.History:
     facts = saves.facts()
+    if facts["packed"] != layout.packed:
+        raise DataError(
+            f"{saves.folder} has checkpoints of another form",
+            where=str(saves.folder),
+            why=f"axes that change the form of parameters were {facts['packed']}, and are {layout.packed}",
+            fix="the same axes model and stage, or another folder: --out",
+        )
     if facts["settings"] != dataclasses.asdict(settings) | {"targets": list(settings.targets)}:
         raise DataError(
             f"{saves.folder} has checkpoints of other settings",

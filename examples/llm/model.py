@@ -9,6 +9,7 @@ a head, V vocabulary. Weights are [outputs, inputs].
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -16,8 +17,32 @@ from typing import Any, NamedTuple
 
 import blufunc as bf
 import blufunc.numpy as jnp
-from blufunc import nn, random
+from blufunc import lax, nn, random
 from examples.llm.config import Config
+
+
+@dataclasses.dataclass(frozen=True)
+class Wiring:
+    """Hooks for meshes of devices, set by ``layouts.py``; defaults are one device's.
+
+    Attributes:
+      lay: ``lay(x, what)`` returns ``x``, and may constrain the sharding of a "stream", "heads", "hidden" or "logits".
+      attend: causal attention of q, k and v [B, T, heads, D], by a mask of pairs or None.
+      mixture: a function like ``bf.parallel.dropless_experts``, of which out and balance count.
+      total: the sum of a matmul whose terms are on several devices.
+      order: order of tokens in the stream, int32 [T], or the original order (``...``).
+      whole_logits: logits of all tokens exist at once, so that their vocabulary can be sharded.
+    """
+
+    lay: Callable = lambda x, what: x
+    attend: Callable = lambda q, k, v, mask: nn.dot_product_attention(q, k, v, is_causal=True, mask_mod=mask)
+    mixture: Callable = bf.parallel.dropless_experts
+    total: Callable = lambda x: x
+    order: Any = ...
+    whole_logits: bool = False
+
+
+ONE_DEVICE = Wiring()
 
 
 def init(key: Any, config: Config, dtype: Any = "float32") -> dict:
@@ -50,6 +75,18 @@ def init(key: Any, config: Config, dtype: Any = "float32") -> dict:
                 "q_norm": _cast({"scale": jnp.ones(D)}, dtype),
                 "k_norm": _cast({"scale": jnp.ones(D)}, dtype),
             }
+        if config.experts:
+            E, F = config.experts, config.hidden
+            matrix = lambda key, *shape, deviation=usual: _cast(
+                {"weight": deviation * random.normal(key, (E, *shape))}, dtype
+            )
+            experts = {
+                "router": matrix(random.fold_in(up, 0), C),
+                "gate": matrix(gate, F, C),
+                "up": matrix(up, F, C),
+                "down": matrix(down, C, F, deviation=added),
+            }
+            return {"norm1": norm(C), "attention": attention, "norm2": norm(C), "experts": experts}
         mlp = {"gate": linear(gate, config.hidden, C, config.mlp_bias)} if config.mlp == "swiglu" else {}
         mlp |= {
             "up": linear(up, config.hidden, C, config.mlp_bias),
@@ -77,30 +114,56 @@ def _cast(values: dict, dtype: Any) -> dict:
 
 def forward(params: dict, tokens: Any, config: Config) -> Any:
     """Logits [B, T, V] of the token that follows each of ``tokens`` [B, T]."""
-    return logits(params, stream(params, tokens, config))
+    return logits(params, stream(params, tokens, config)[0])
 
 
 def loss(
-    params: dict, tokens: Any, config: Config, chunk: int | None = None, *, recompute: bool = False
+    params: dict,
+    tokens: Any,
+    config: Config,
+    chunk: int | None = None,
+    *,
+    recompute: bool = False,
+    wiring: Wiring = ONE_DEVICE,
 ) -> Any:
     """Mean cross-entropy, nats per token, of ``tokens[:, 1:]`` given their prefixes.
+
+    With experts, their load-balancing loss is added, times its weight.
 
     Args:
       chunk: tokens whose logits exist at a time; None: chosen by ``nn.linear_cross_entropy``.
       recompute: keep the inputs of the layers only, and compute each layer again for its gradient.
     """
-    x = stream(params, tokens[:, :-1], config, recompute=recompute)
-    return nn.linear_cross_entropy(x, _head(params), tokens[:, 1:], chunk=chunk)
+    x, balance = stream(params, tokens[:, :-1], config, recompute=recompute, wiring=wiring)
+    entropy = cross_entropy(params, x, tokens[:, 1:][:, wiring.order], wiring, chunk)
+    return entropy + config.balance * balance if config.experts else entropy
 
 
-def stream(params: dict, tokens: Any, config: Config, *, recompute: bool = False) -> Any:
-    """Normalized final activations [B, T, C]; ``recompute`` as of ``loss``."""
+def cross_entropy(
+    params: dict, x: Any, targets: Any, wiring: Wiring = ONE_DEVICE, chunk: int | None = None
+) -> Any:
+    """Mean cross-entropy of ``targets`` [B, T], from normalized activations [B, T, C]."""
+    if wiring.whole_logits:
+        every = wiring.lay(logits(params, x), "logits")
+        return nn.softmax_cross_entropy_with_integer_labels(every, targets).mean()
+    return nn.linear_cross_entropy(x, _head(params), targets, chunk=chunk)
+
+
+def stream(
+    params: dict, tokens: Any, config: Config, *, recompute: bool = False, wiring: Wiring = ONE_DEVICE
+) -> tuple[Any, Any]:
+    """Normalized final activations [B, T, C], in the order of the wiring.
+
+    Returns:
+      them, and the sum of the layers' balance losses (0 without experts). ``recompute`` as of ``loss``.
+    """
 
     def attend(layer: int, q: Any, k: Any, v: Any) -> Any:
-        return _within(q, k, v, config.window(layer))
+        return within(q, k, v, config.window(layer), wiring)
 
-    positions = jnp.arange(tokens.shape[1], dtype="int32")[None]
-    return _stream(params, tokens, positions, tokens.shape[1], config, attend, recompute)
+    T = tokens.shape[1]
+    positions = jnp.arange(T, dtype="int32")[wiring.order][None]
+    return _stream(params, tokens[:, wiring.order], positions, T, config, attend, recompute, wiring)
 
 
 # -- generation ------------------------------------------------------------------------------------
@@ -169,10 +232,10 @@ def prefill(
         )  # of a contiguous cache, it is overwritten before it is seen
         cache = empty(B, size, config.key_heads, config.features, k.dtype)
         layers.append(nn.cache.update(cache, k, v, 0, lengths=padding))
-        return _within(q, k, v, window)  # padding comes last, so causality hides it
+        return within(q, k, v, window)  # padding comes last, so causality hides it
 
     positions = jnp.arange(T, dtype="int32")[None]
-    x = _stream(params, tokens, positions, jnp.max(lengths), config, attend)
+    x, _ = _stream(params, tokens, positions, jnp.max(lengths), config, attend)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
     return logits(params, last), Cache(tuple(layers), lengths)
 
@@ -193,7 +256,7 @@ def extend(params: dict, cache: Cache, tokens: Any, config: Config) -> tuple[Any
         layers[layer] = nn.cache.update(layers[layer], k, v, start)
         return nn.cache.attention(q, layers[layer], start, window=config.window(layer))
 
-    x = _stream(params, tokens, positions, jnp.max(cache.lengths) + T, config, attend)
+    x, _ = _stream(params, tokens, positions, jnp.max(cache.lengths) + T, config, attend)
     return logits(params, x), Cache(tuple(layers), cache.lengths + T)
 
 
@@ -208,8 +271,9 @@ def _stream(
     config: Config,
     attend: Callable,
     recompute: bool = False,
-) -> Any:
-    """Normalized final activations [B, T, C].
+    wiring: Wiring = ONE_DEVICE,
+) -> tuple[Any, Any]:
+    """Normalized final activations [B, T, C], and the sum of balance losses.
 
     Args:
       positions: int32 [1 or B, T].
@@ -219,22 +283,48 @@ def _stream(
     x = params["embed"][tokens]
     if config.rope is None:
         x = x + params["positions"][positions]
+    x, balance = wiring.lay(x, "stream"), 0.0
     for i, layer in enumerate(params["layers"]):
         own = functools.partial(attend, i)
-        step = lambda layer, x, own=own: block(layer, x, positions, length, config, own)
-        x = (bf.checkpoint(step) if recompute else step)(layer, x)
-    return norm(params["norm"], x, config)
+        step = lambda layer, x, own=own: block(layer, x, positions, length, config, own, wiring)
+        x, more = (bf.checkpoint(step) if recompute else step)(layer, x)
+        balance += more
+    return norm(params["norm"], x, config), balance
 
 
-def block(params: dict, x: Any, positions: Any, length: Any, config: Config, attend: Callable) -> Any:
-    """One layer: attention and an MLP, each added to the residual stream."""
-    x = x + attention(
-        params["attention"], norm(params["norm1"], x, config), positions, length, config, attend
-    )
-    return x + mlp(params["mlp"], norm(params["norm2"], x, config), config)
+def block(
+    params: dict,
+    x: Any,
+    positions: Any,
+    length: Any,
+    config: Config,
+    attend: Callable,
+    wiring: Wiring = ONE_DEVICE,
+) -> tuple[Any, Any]:
+    """One layer: attention, and an MLP or experts, each added to the residual stream.
+
+    Returns:
+      the stream, and the balance loss of the experts (0 without).
+    """
+    y = norm(params["norm1"], x, config)
+    x = wiring.lay(x + attention(params["attention"], y, positions, length, config, attend, wiring), "stream")
+    y, balance = norm(params["norm2"], x, config), 0.0
+    if config.experts:
+        y, balance = experts(params["experts"], y, config, wiring)
+    else:
+        y = mlp(params["mlp"], y, config, wiring)
+    return wiring.lay(x + y, "stream"), balance
 
 
-def attention(params: dict, x: Any, positions: Any, length: Any, config: Config, attend: Callable) -> Any:
+def attention(
+    params: dict,
+    x: Any,
+    positions: Any,
+    length: Any,
+    config: Config,
+    attend: Callable,
+    wiring: Wiring = ONE_DEVICE,
+) -> Any:
     """Projections around ``attend``.
 
     Rows of "qkv" are, for each of ``config.groups``, queries, keys and values. Queries and keys are normalized and
@@ -253,24 +343,40 @@ def attention(params: dict, x: Any, positions: Any, length: Any, config: Config,
     if config.rope is not None:
         how = {"scaling": dict(config.rope), "max_positions": config.context, "length": length}
         qk = nn.rope(qk.reshape(B, T, M * (N + K), D), positions, **how).reshape(B, T, M, N + K, D)
-    heads = lambda y: y.reshape(B, T, -1, D)
+    heads = lambda y: wiring.lay(y.reshape(B, T, -1, D), "heads")
     out = attend(heads(qk[:, :, :, :N]), heads(qk[:, :, :, N:]), heads(v))
-    return linear(params["out"], out.reshape(B, T, M * N * D))
+    return linear(params["out"], out.reshape(B, T, M * N * D), wiring.total)
 
 
-def _within(q: Any, k: Any, v: Any, window: int | None) -> Any:
+def within(q: Any, k: Any, v: Any, window: int | None, wiring: Wiring = ONE_DEVICE) -> Any:
     """Causal attention of tokens to one another."""
     mask = None if window is None or window >= q.shape[1] else nn.masks.sliding_window(window)
-    return nn.dot_product_attention(q, k, v, is_causal=True, mask_mod=mask)
+    return wiring.attend(q, k, v, mask)
 
 
-def mlp(params: dict, x: Any, config: Config) -> Any:
+def mlp(params: dict, x: Any, config: Config, wiring: Wiring = ONE_DEVICE) -> Any:
     """The MLP of each token."""
-    up = linear(params["up"], x)
-    hidden = (
-        nn.silu(linear(params["gate"], x)) * up if config.mlp == "swiglu" else nn.gelu(up, approximate=True)
-    )
-    return linear(params["down"], hidden)
+    up = wiring.lay(linear(params["up"], x), "hidden")
+    if config.mlp == "swiglu":
+        hidden = nn.silu(wiring.lay(linear(params["gate"], x), "hidden")) * up
+    else:
+        hidden = nn.gelu(up, approximate=True)
+    return linear(params["down"], hidden, wiring.total)
+
+
+def experts(params: dict, x: Any, config: Config, wiring: Wiring = ONE_DEVICE) -> tuple[Any, Any]:
+    """The weighted sum of the MLPs that each token chooses, and their balance loss.
+
+    Rows are sorted by expert, so that each matrix is multiplied by the rows of its expert; no token is dropped.
+    """
+
+    def expert(own: dict, rows: Any, sizes: Any) -> Any:
+        by = lambda name, rows: lax.ragged_dot(rows, own[name]["weight"].swapaxes(1, 2), sizes)
+        return by("down", nn.silu(by("gate", rows)) * by("up", rows))
+
+    own = {name: params[name] for name in ("gate", "up", "down")}
+    out, balance, *_ = wiring.mixture(expert, own, params["router"]["weight"].T, x, top_k=config.chosen)
+    return out, balance
 
 
 def norm(params: dict, x: Any, config: Config) -> Any:
@@ -280,13 +386,13 @@ def norm(params: dict, x: Any, config: Config) -> Any:
     return nn.rms_norm(x, params["scale"], eps=config.eps)
 
 
-def linear(params: dict, x: Any) -> Any:
-    """``x @ weight.T + bias``.
+def linear(params: dict, x: Any, total: Callable = lambda x: x) -> Any:
+    """``x @ weight.T + bias``, the former summed by ``total``.
 
     The weight may be quantized, and have an adapter of ``nn.lora.apply``.
     """
     multiply = functools.partial(nn.quantization.matmul, transposed=True)
-    y = nn.lora.matmul(x, params["weight"], matmul=multiply)
+    y = total(nn.lora.matmul(x, params["weight"], matmul=multiply))
     return y + params["bias"] if "bias" in params else y
 
 

@@ -19,15 +19,15 @@ FORMATS = ("int8", "nf4")
 BLOCK = 64
 """Inputs that share a scale in NF4."""
 MATRICES = ("qkv", "out", "gate", "up", "down")
-"""Matrices of a layer, which are quantized and may have adapters."""
+"""Matrices of a layer, which are quantized and may have adapters; those of experts are not."""
 
 
 def chosen(params: dict, matrices: Sequence[str] = MATRICES) -> dict:
     """A tree like the parameters: True for the weights of these matrices."""
 
     def is_chosen(path: tuple[Any, ...], _: Any) -> bool:
-        *_, part, name = ["", *(str(getattr(key, "key", "")) for key in path)]
-        return name == "weight" and part in matrices
+        *above, part, name = ["", *(str(getattr(key, "key", "")) for key in path)]
+        return name == "weight" and part in matrices and "experts" not in above
 
     return tree.map_with_path(is_chosen, params)
 
@@ -53,9 +53,16 @@ def types(params: dict, dtype: Any = None) -> dict:
 
 
 def check(config: Config, format: str) -> None:
-    """Raise DataError for an unknown format, or a size without whole blocks."""
+    """Raise DataError for an unknown format, experts, or a size without whole blocks."""
     if format not in FORMATS:
         raise DataError(f"there is no format {format!r}", where="quantize", fix=" or ".join(FORMATS))
+    if config.experts:
+        raise DataError(
+            "matrices of experts are not quantized",
+            where="config.json",
+            why="rows are multiplied by the matrices of their groups, which have no kernel for codes",
+            fix="the weights as they are, on several devices: --mesh fsdp=4",
+        )
     for name, size in (
         ("hidden_size", config.width),
         ("num_attention_heads x head_dim", config.heads * config.features),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +55,13 @@ class Stored:
     transposed: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """An array of the tree as arrays of one shape, stacked: experts, or layers."""
+
+    parts: tuple[Stored | Stack, ...]
+
+
 _LLAMA = {
     "embed": "model.embed_tokens.weight",
     "norm": "model.norm",
@@ -83,7 +90,13 @@ _GPT2 = {
     "up": "transformer.h.{}.mlp.c_fc",
     "down": "transformer.h.{}.mlp.c_proj",
 }
-NAMES = {"gpt2": _GPT2, "llama": _LLAMA, "mistral": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA}
+_MIXTRAL = _LLAMA | {
+    "router": "model.layers.{}.block_sparse_moe.gate",
+    "gate": "model.layers.{}.block_sparse_moe.experts.{}.w1",
+    "up": "model.layers.{}.block_sparse_moe.experts.{}.w3",
+    "down": "model.layers.{}.block_sparse_moe.experts.{}.w2",
+}
+NAMES = {"gpt2": _GPT2, "mixtral": _MIXTRAL} | dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA)
 """Names of tensors by architecture, without ``.weight`` and ``.bias``."""
 
 
@@ -93,16 +106,19 @@ def types(config: Config, dtype: Any = "float32") -> dict:
 
 
 def layout(config: Config) -> dict:
-    """A tree like the parameters, of ``Stored``."""
+    """A tree like the parameters, of ``Stored``, and ``Stack`` for experts."""
     names = NAMES[config.architecture]
 
-    def stored(path: tuple[Any, ...], leaf: Any) -> Stored:
+    def stored(path: tuple[Any, ...], leaf: Any) -> Stored | Stack:
         keys = [getattr(key, "key", getattr(key, "idx", None)) for key in path]
         if keys[0] in ("embed", "positions"):
             return _whole(names[keys[0]], leaf)
         if keys[0] in ("norm", "head"):
             return _whole(f"{names[keys[0]]}.{_ending(keys[-1])}", leaf)
         layer, part = keys[1], keys[-2]
+        if "experts" in keys and part != "router":
+            each = [names[part].format(layer, expert) for expert in range(leaf.shape[0])]
+            return Stack(tuple(Stored((Piece(f"{name}.weight", 0, leaf.shape[1]),)) for name in each))
         if part != "qkv":
             transposed = config.architecture == "gpt2" and keys[-1] == "weight"
             return _whole(f"{names[part].format(layer)}.{_ending(keys[-1])}", leaf, transposed)
@@ -133,15 +149,27 @@ def _grouped(config: Config, names: dict[str, str], layer: int, ending: str) -> 
     return Stored(tuple(pieces), packed and ending == "weight")
 
 
+def stacked(values: dict, order: Sequence[int], stack: Callable) -> dict:
+    """A tree like the parameters, whose layers are one, each leaf ``stack`` of theirs.
+
+    Args:
+      order: of the layers in a stack.
+    """
+    layers = [values["layers"][i] for i in order]
+    return values | {"layers": tree.map(lambda *each: stack(each), *layers)}
+
+
 def _tensors(config: Config) -> dict[str, tuple[int, ...]]:
     """Shapes of all tensors of the files, in order."""
     rows: dict[str, int] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    for stored, leaf in zip(tree.leaves(layout(config)), tree.leaves(types(config)), strict=True):
-        for piece in stored.pieces:
-            rows[piece.tensor] = max(rows.get(piece.tensor, 0), piece.stop)
-            shape = rows[piece.tensor], *leaf.shape[1:]
-            shapes[piece.tensor] = shape[::-1] if stored.transposed else shape
+    for whole, leaf in zip(tree.leaves(layout(config)), tree.leaves(types(config)), strict=True):
+        of_experts = isinstance(whole, Stack)
+        for stored in whole.parts if of_experts else (whole,):
+            for piece in stored.pieces:
+                rows[piece.tensor] = max(rows.get(piece.tensor, 0), piece.stop)
+                shape = rows[piece.tensor], *leaf.shape[1 + of_experts :]
+                shapes[piece.tensor] = shape[::-1] if stored.transposed else shape
     return shapes
 
 
@@ -274,8 +302,10 @@ class Folder:
                     fix="use the checkpoint in bfloat16 or float32",
                 )
 
-    def part(self, stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
+    def part(self, stored: Stored | Stack, index: tuple[slice, ...]) -> np.ndarray:
         """The elements of an array of the tree at an index; reads no others."""
+        if isinstance(stored, Stack):
+            return np.stack([self.part(own, index[1:]) for own in stored.parts[index[0]]])
         rows, rest, parts, at = index[0], index[1:], [], 0
         for piece in stored.pieces:
             n = piece.stop - piece.start
@@ -302,6 +332,7 @@ def load(
     dtype: Any = None,
     config: Config | None = None,
     quantize: str | None = None,
+    order: Sequence[int] | None = None,
 ) -> tuple[dict, Config]:
     """Parameters and configuration of a model.
 
@@ -313,6 +344,7 @@ def load(
       config: the configuration of the folder, with other ``groups``.
       quantize: "int8" or "nf4": quantize the matrices of the layers, each once it is read, so that the device never
         holds more than one as it was.
+      order: stack the layers, in this order, as ``stacked`` does.
     Raises:
       DataError: names the file, the tensor and a remedy; see ``Folder`` and ``architectures.read``.
     """
@@ -321,14 +353,18 @@ def load(
         quantized.check(config, quantize)
     files = Folder(folder)
     files.check(config)
-    stored, treedef = tree.flatten(layout(config))
-    shapes = [leaf.shape for leaf in tree.leaves(types(config))]
+    made, described = types(config), layout(config)
+    if order is not None:
+        several = lambda each: bf.ShapeDtypeStruct((len(each), *each[0].shape), each[0].dtype)
+        made, described = stacked(made, order, several), stacked(described, order, Stack)
+    stored, treedef = tree.flatten(described)
+    shapes = [leaf.shape for leaf in tree.leaves(made)]
     is_place = lambda x: x is None or isinstance(x, (bf.Device, bf.sharding.Sharding))
-    places = tree.broadcast_prefix(shardings, types(config), is_leaf=is_place)
+    places = tree.broadcast_prefix(shardings, made, is_leaf=is_place)
 
-    owns = tree.leaves(quantized.chosen(types(config))) if quantize else [False] * len(shapes)
+    owns = tree.leaves(quantized.chosen(made)) if quantize else [False] * len(shapes)
 
-    def placed(stored: Stored, shape: tuple[int, ...], place: Any, own: bool) -> Any:
+    def placed(stored: Stored | Stack, shape: tuple[int, ...], place: Any, own: bool) -> Any:
         def read(index: tuple[slice, ...]) -> np.ndarray:
             part = files.part(stored, index)
             return part if dtype is None else part.astype(bf.numpy.dtype(dtype))
@@ -340,8 +376,8 @@ def load(
                     where="shardings",
                     fix="no mesh, or no quantization",
                 )
-            made = quantized.weight(bf.device_put(read(tuple(slice(0, n) for n in shape)), place), quantize)
-            return bf.block_until_ready(made)  # before the next one is sent
+            codes = quantized.weight(bf.device_put(read(tuple(slice(0, n) for n in shape)), place), quantize)
+            return bf.block_until_ready(codes)  # before the next one is sent
         if isinstance(place, bf.NamedSharding):
             return bf.make_array_from_callback(shape, place, read)
         return bf.device_put(read(tuple(slice(0, n) for n in shape)), place)
@@ -392,8 +428,11 @@ def save(folder: str | Path, params: dict, config: Config, shard_bytes: int = SH
     _write(folder / "config.json", architectures.to_json(config, str(params["embed"].dtype)))
 
 
-def taken_apart(stored: Stored, array: np.ndarray) -> dict[str, np.ndarray]:
+def taken_apart(stored: Stored | Stack, array: np.ndarray) -> dict[str, np.ndarray]:
     """The tensors of the files that an array consists of."""
+    if isinstance(stored, Stack):
+        each = [taken_apart(own, part) for own, part in zip(stored.parts, array, strict=True)]
+        return {name: tensor for tensors in each for name, tensor in tensors.items()}
     rows: dict[str, list[tuple[int, np.ndarray]]] = {}
     at = 0
     for piece in stored.pieces:
@@ -407,9 +446,12 @@ def taken_apart(stored: Stored, array: np.ndarray) -> dict[str, np.ndarray]:
     return {name: tensor.T if stored.transposed else tensor for name, tensor in joined.items()}
 
 
-def _sharded(leaves: Iterable[tuple[Stored, Any]], limit: int) -> Iterator[list[tuple[Stored, Any]]]:
+def _sharded(
+    leaves: Iterable[tuple[Stored | Stack, Any]], limit: int
+) -> Iterator[list[tuple[Stored | Stack, Any]]]:
     """Arrays in runs of at most ``limit`` bytes, or of one array."""
-    shard, size = [], 0
+    shard: list[tuple[Stored | Stack, Any]] = []
+    size = 0
     for stored, leaf in leaves:
         if shard and size + leaf.nbytes > limit:
             yield shard

@@ -294,6 +294,12 @@ class Typer(CastWriter):
             return
         (x,) = eqn.invars
         src = params["src"]
+        if eqn.prim is mesh_ops.pcast_p and (src, params["dst"]) == ("I", "V"):
+            if any(self._letter(x, a) == "V" for a in params["axes"]):
+                # of a typed body in a branch that ranks choose: its operands were cast outside of the branch
+                x = self.cast(x, self.changed(x, params["axes"], "V"))
+                self._reshaped(eqn, x)  # to its own shape: a no-op
+                return
         x = self.cast(x, self.changed(x, params["axes"], src))
         self.write(eqn.prim, [x], params, eqn.outvars, [self.changed(x, params["axes"], params["dst"])])
 

@@ -11,7 +11,7 @@ import blufunc as bf
 from blufunc import tree
 from blufunc.errors import DataError
 from examples.gpt import data
-from examples.llm import cli, finetune, generate, model, weights
+from examples.llm import cli, finetune, generate, model, placement, weights
 from examples.llm.config import TINY
 from tests.examples.llm.test_llm_model import params_of
 
@@ -84,7 +84,7 @@ def test_adapters_are_all_that_is_trained(tmp_path, text):
 def test_gradients_of_frozen_weights_are_no_arrays():
     settings = dataclasses.replace(SETTINGS, rank=2, targets=finetune.TARGETS)
     params = params_of(NANO)
-    grad = bf.grad(finetune.make_loss(NANO, settings, None))
+    grad = bf.grad(finetune.make_loss(placement.Layout(config=NANO), settings, None))
     program = bf.make_jaxpr(grad)(
         finetune.init_adapters(params, settings), params, np.zeros((2, 9), np.int32)
     )

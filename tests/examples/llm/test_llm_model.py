@@ -17,6 +17,7 @@ CONFIGS = {
     "mistral": dataclasses.replace(SMALL, architecture="mistral", windows=(4, 4), tied=False),
     "qwen2": dataclasses.replace(SMALL, architecture="qwen2", qkv_bias=True, windows=(None, 4)),
     "qwen3": dataclasses.replace(SMALL, architecture="qwen3", qk_norm=True, features=6, tied=False),
+    "mixtral": dataclasses.replace(SMALL, architecture="mixtral", experts=4, balance=0.02, tied=False),
     "gpt2": dataclasses.replace(
         SMALL, architecture="gpt2", features=6, key_heads=4, norm="layer", mlp="gelu", rope=None,
         qkv_bias=True, out_bias=True, mlp_bias=True,
@@ -73,8 +74,8 @@ def test_a_layer_is_its_definition(name, rng):
     params = params_of(config)["layers"][1]
     x = rng.standard_normal((2, 9, config.width)).astype("float32")
     window = config.window(1)
-    attend = lambda q, k, v: model._within(q, k, v, window)
-    got = model.block(params, x, np.arange(9)[None], 9, config, attend)
+    attend = lambda q, k, v: model.within(q, k, v, window)
+    got, _ = model.block(params, x, np.arange(9)[None], 9, config, attend)
     expected = [block_of_numpy(params, row, config, window) for row in x.astype(np.float64)]
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 

@@ -31,6 +31,7 @@ CHECKPOINTS = {
     "qwen2-tied": ("Qwen2", COMMON | {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "qwen3": ("Qwen3", COMMON | {"head_dim": 16}),
     "mistral": ("Mistral", COMMON | {"sliding_window": 8}),
+    "mixtral": ("Mixtral", COMMON | {"num_local_experts": 4, "num_experts_per_tok": 3}),
 }
 
 
