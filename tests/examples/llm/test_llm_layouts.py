@@ -115,12 +115,49 @@ CASES = {  # the model, the axes, the options
 }
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", CASES)
-def test_losses_are_those_of_one_device(name):
+def check(name):
     kind, axes, how = CASES[name]
     count = how.get("microbatches", 1) if kind == "experts" else 1
     np.testing.assert_allclose(trained(CONFIGS[kind], axes, how), alone(kind, SETTINGS, count), rtol=3e-6)
+
+
+def family(axis, *others):
+    """Cases with an axis, and without the others."""
+    return [name for name, (_, axes, _) in CASES.items() if axis in axes and not axes.keys() & set(others)]
+
+
+REST = [name for name, (_, axes, _) in CASES.items() if not axes.keys() & {"model", "seq", "stage", "expert"}]
+
+
+# Tests of their own, so that each tier has some of each.
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", REST)
+def test_losses_with_sharded_batches_are_those_of_one_device(name):
+    check(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", family("model", "seq", "stage", "expert"))
+def test_losses_with_sharded_features_are_those_of_one_device(name):
+    check(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", family("seq", "stage"))
+def test_losses_with_sharded_sequences_are_those_of_one_device(name):
+    check(name)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", family("stage", "expert"))
+def test_losses_of_pipelines_are_those_of_one_device(name):
+    check(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", family("expert"))
+def test_losses_with_sharded_experts_are_those_of_one_device(name):
+    check(name)
 
 
 @pytest.mark.slow

@@ -205,6 +205,12 @@ def test_values_and_gradients(schedule, v, n, M, data):
     same(step(schedule, n, v, data)(SHARED, STACK, microbatches), expected(microbatches))
 
 
+def with_angles(layers, x):
+    """Values that are the same on all ranks, as of positions, are cast where they meet others."""
+    ones = bnp.cos(0 * bnp.arange(C, dtype="float32"))
+    return lax.scan(lambda x, p: (block(x * ones, p), None), x, layers)[0]
+
+
 def unrolled(layers, x):
     for i in range(2):
         x = block(x, tree.map(lambda p, i=i: p[i], layers))
@@ -219,8 +225,9 @@ def unrolled(layers, x):
         ("zb-h1", 1, bf.checkpoint(stage)),
         ("zb-h1", 1, lambda layers, x: lax.scan(lambda x, p: (bf.checkpoint(block)(x, p), None), x, layers)[0]),
         ("zb-h1", 1, unrolled),
+        ("zb-h1", 1, with_angles),
     ],
-    ids=["interleaved", "stage", "layers", "unrolled"],
+    ids=["interleaved", "stage", "layers", "unrolled", "angles"],
 )  # fmt: skip
 def test_stages_of_other_forms(schedule, v, wrapped):
     microbatches, n = ids(5), 4 if schedule == "zb-h1" else 2
