@@ -130,7 +130,6 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.parallel.programs.shard import shard as shard
     from blufunc.parallel.reports.collectives import collectives as collectives
     from blufunc.parallel.reports.hardware import DeviceSpec as DeviceSpec
-    from blufunc.parallel.reports.hardware import LinkSpec as LinkSpec
     from blufunc.parallel.reports.plan import plan as plan
     from blufunc.parallel.reports.visualize import sharding_svg as sharding_svg
     from blufunc.parallel.reports.visualize import visualize_sharding as visualize_sharding

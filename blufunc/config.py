@@ -158,6 +158,9 @@ class Config:
         stream. If off, their steps are launched one by one, on one stream.
       cpu_devices: the number of simulated CPU devices, which share its cores; more than one is for testing
         multi-device programs.
+      simulated_network: the network between simulated hosts, ``2hosts,100us,10GB/s``: their number, and latency and
+        bandwidth of the link of each. Collectives of CPU devices on several hosts, of one process or of several, take
+        as much longer; results are the same. Empty: one host.
       bucket_bytes: bytes of a full bucket of gradients, which share an all-reduce or a reduce-scatter in programs that
         are sharded; by default 25 MiB, about the full bandwidth of links. Fewer start the first bucket earlier, more
         launch fewer collectives. It applies to programs compiled afterwards.
@@ -185,6 +188,7 @@ class Config:
     cuda_overlap: bool = True
     nccl_graphs: bool = True
     cpu_devices: int = 1
+    simulated_network: str = ""
     bucket_bytes: int = 25 << 20
     host_memory: int = 128 << 30
     plan_cache: bool = True

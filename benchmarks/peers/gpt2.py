@@ -78,18 +78,23 @@ def weights(o: argparse.Namespace) -> dict:
     def normal(*shape):
         return rng.standard_normal(shape, dtype=np.float32) * np.float32(0.02)
 
-    def linear(inputs, outputs):
-        return {"weight": normal(inputs, outputs), "bias": np.zeros(outputs, np.float32)}
+    def linear(inputs, outputs, *stack):
+        return {"weight": normal(*stack, inputs, outputs), "bias": np.zeros((*stack, outputs), np.float32)}
 
     def norm():
         return {"scale": np.ones(C, np.float32), "bias": np.zeros(C, np.float32)}
 
+    def network(*stack):
+        return {"up": linear(C, 4 * C, *stack), "down": linear(4 * C, C, *stack)}
+
     def block():
+        E = experts(o)
+        mlp = {"experts": {"router": {"weight": normal(C, E)}, **network(E)}} if E else {"mlp": network()}
         return {
             "norm1": norm(),
             "attention": {"qkv": linear(C, 3 * C), "out": linear(C, C)},
             "norm2": norm(),
-            "mlp": {"up": linear(C, 4 * C), "down": linear(4 * C, C)},
+            **mlp,
         }
 
     return {
@@ -98,6 +103,11 @@ def weights(o: argparse.Namespace) -> dict:
         "blocks": [block() for _ in range(o.layers)],
         "norm": norm(),
     }
+
+
+def experts(o: argparse.Namespace) -> int:
+    """Experts in the place of each MLP, of which a token visits two; 0: one MLP."""
+    return getattr(o, "experts", 0)  # an option of blufunc's program
 
 
 def tokens(o: argparse.Namespace) -> np.ndarray:
@@ -190,7 +200,8 @@ def count(o: argparse.Namespace) -> int:
 
 def model_flops(o: argparse.Namespace) -> float:
     """FLOPs of a step's matmuls: 6 per weight and token, and causal attention at half."""
-    matrices = o.layers * 12 * o.width**2 + o.vocab * o.width
+    of_mlps = 16 if experts(o) else 8
+    matrices = o.layers * (4 + of_mlps) * o.width**2 + o.vocab * o.width
     attention = (
         o.layers * 6 * o.width * o.context
     )  # 12 C T for both matmuls and both passes, halved by the mask

@@ -2,16 +2,20 @@
 
     python -m benchmarks.peers.gpt2_blufunc --precision bf16
 
-``--gpus N`` shards it over devices, of this process or of processes started by blufunc's launcher, in one of three
-layouts. "data": every device has all parameters. "fsdp": each has a shard of them. "tensor": each has some heads,
-hidden units and a shard of the vocabulary, and between these a shard of the tokens, as in ``examples/gpt``. A step has
-N times ``--batch`` sequences. With ``--hash``, the row has a fingerprint of the final parameters, to compare runs bit
-by bit.
+``--gpus N`` shards it over devices, of this process or of processes started by blufunc's launcher, in one layout.
+"data": every device has all parameters. "fsdp": each has a shard of them. The others are axes of ``examples/gpt``.
+"tensor": each has some heads, hidden units and a shard of the vocabulary, and between these a shard of the tokens.
+"zero1", "zero2": each has a shard of the optimizer state, and of the gradients of ``--microbatches``. "context": each
+has a part of every sequence. "pipeline": each has some layers. "experts": each has some of ``--experts``. A step has
+N times ``--batch`` sequences, with "context" ``--batch``. With ``--hash``, the row has a fingerprint of the final
+parameters, to compare runs bit by bit.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +27,11 @@ from benchmarks.peers import clock, gpt2
 from blufunc import optim, tree
 from examples.gpt import model, sharded
 
-AXES = {"data": "data", "fsdp": "data", "tensor": "model"}  # mesh axes, by layout
+PLAIN = ("data", "fsdp")  # layouts of which only arguments are annotated
+AXES = {  # mesh axes, by layout
+    "data": "data", "fsdp": "data", "tensor": "model", "zero1": "zero1", "zero2": "zero2", "context": "seq",
+    "pipeline": "stage", "experts": "expert",
+}  # fmt: skip
 
 
 def main() -> None:
@@ -41,6 +49,17 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--key", type=int, help="make the initial weights from this key, not by NumPy's generator")
     p.add_argument("--gpus", type=int, help="divide batches of that many times --batch among devices")
     p.add_argument("--layout", choices=list(AXES), default="data", help="how parameters lie on them")
+    usual = sharded.ALONE
+    p.add_argument("--microbatches", type=int, default=usual.microbatches, help="of a step")
+    p.add_argument(
+        "--routing", default=usual.routing, help="of the layout context: ring, all_gather, all_to_all"
+    )
+    p.add_argument(
+        "--schedule", default=usual.schedule, help="of a pipeline: 1f1b, interleaved, zb-h1, gpipe"
+    )
+    p.add_argument("--chunks", type=int, default=usual.chunks, help="of layers of a rank of a pipeline")
+    p.add_argument("--experts", type=int, default=0, help="in the place of each MLP")
+    p.add_argument("--groups", type=int, default=1, help="of tokens that compete for places at experts")
     p.add_argument(
         "--products", default="default", help="how fp32 multiplies: float32_tc, F16_F16_F32_SCALED, ..."
     )
@@ -58,22 +77,30 @@ def start_devices(o: argparse.Namespace) -> None:
         bf.distributed.initialize()
     elif o.gpus and o.platform == "cpu":
         bf.config.cpu_devices = o.gpus
-    o.batch *= o.gpus or 1
+    if o.layout != "context":
+        o.batch *= o.gpus or 1
 
 
 def trainer(o: argparse.Namespace) -> gpt2.Trainer:
     """Build the training step that the options describe."""
-    config = model.Config(o.layers, o.heads, o.width, o.context, o.vocab)
+    config = model.Config(o.layers, o.heads, o.width, o.context, o.vocab, o.experts)
     chunk = None if o.chunk == "auto" else int(o.chunk)
-    plan = sharded.Plan(mesh_of(o), recompute=bool(o.recompute), loss_chunk=chunk)
-    tensor = o.layout == "tensor" and plan.mesh is not None
-    if tensor and chunk != 0:
+    plan = sharded.Plan(
+        mesh_of(o), recompute=bool(o.recompute), loss_chunk=chunk, microbatches=o.microbatches,
+        routing=o.routing, schedule=o.schedule, chunks=o.chunks,
+    )  # fmt: skip
+    by_axes = is_by_axes(plan, o)
+    if by_axes and o.layout == "tensor" and chunk != 0:
         raise ValueError("--chunk with the layout tensor: its vocabulary is divided, and so are the logits")
-    wiring = (
-        sharded.wiring(config, plan) if tensor else model.Wiring(recompute=plan.recompute, loss_chunk=chunk)
-    )
-    keep = (lambda values: sharded.keep(values, plan)) if tensor else None
-    loss, optimizer, train_step = training(o, config, wiring, keep)
+    of_batch = None
+    if by_axes:
+        of_batch = sharded.value_and_grad(config, plan, precise(o))
+    wiring = model.Wiring(recompute=plan.recompute, loss_chunk=chunk)
+    if o.experts:  # tokens of a device compete for places: as many groups as there would be devices
+        mixture = functools.partial(bf.parallel.mixture_of_experts, groups=o.groups)
+        wiring = dataclasses.replace(wiring, mixture=mixture)
+    keep = (lambda values: sharded.keep(values, plan)) if by_axes else None
+    of_batch, optimizer, train_step = training(o, config, wiring, keep, of_batch)
     compiled = bf.jit(train_step, donate_argnums=(0, 1), memory_budget=o.budget)
     everywhere, divided = ends(plan, o)
     initial = gpt2.weights(o) if o.key is None else None
@@ -101,9 +128,9 @@ def trainer(o: argparse.Namespace) -> gpt2.Trainer:
         return value.block_until_ready()
 
     def after():
-        return memory(o.platform) | ({"parameters": fingerprint(kept[0])} if o.hash else {})
+        return memory(o.platform) | ({"parameters": fingerprint(kept[0])} if o.hash else {}) | bubble(plan)
 
-    gradients = lambda: bf.jit(bf.value_and_grad(loss))(kept[0], batches[0])
+    gradients = lambda: bf.jit(of_batch)(kept[0], batches[0])
     return gpt2.Trainer(start, load, step, lambda: bf.block_until_ready(kept), gradients, after)
 
 
@@ -112,24 +139,44 @@ def training(
     config: model.Config,
     wiring: model.Wiring,
     keep: Callable[[dict], dict] | None = None,
+    of_batch: Callable | None = None,
 ) -> tuple[Callable, optim.GradientTransformation, Callable]:
-    """Loss, optimizer, and the step (params, state, tokens) -> (params, state, loss).
+    """Loss with gradients, optimizer, step (params, state, tokens) -> (params, state, loss).
 
-    ``keep`` constrains the shardings of new values on a mesh.
+    On a mesh, ``keep`` constrains the shardings of new values, and ``of_batch`` is the first of these.
     """
     set_precision(o.precision, o.products)
-    loss = lambda params, tokens: model.loss(params, tokens, config, wiring)
-    loss = bf.autocast(loss) if o.precision == "bf16" else loss
+    if of_batch is None:
+        loss = precise(o)(lambda params, tokens: model.loss(params, tokens, config, wiring))
+        of_batch = sharded.accumulated(loss, sharded.Plan(microbatches=o.microbatches), lie=lambda *_: None)
     optimizer = optim.adamw(gpt2.LEARNING_RATE, **gpt2.ADAMW)
 
     def train_step(params, state, tokens):
-        value, grads = bf.value_and_grad(loss)(params, tokens)
+        value, grads = of_batch(params, tokens)
         updates, state = optimizer.update(grads, state, params)
         values = {"params": optim.apply_updates(params, updates), "optimizer": state}
         values = values if keep is None else keep(values)
         return values["params"], values["optimizer"], value
 
-    return loss, optimizer, train_step
+    return of_batch, optimizer, train_step
+
+
+def is_by_axes(plan: sharded.Plan, o: argparse.Namespace) -> bool:
+    """True if the axis of the layout says what it shards, as in ``examples/gpt``."""
+    return plan.mesh is not None and o.layout not in PLAIN
+
+
+def precise(o: argparse.Namespace) -> Callable[[Callable], Callable]:
+    """What makes a function compute in the precision of the options."""
+    return bf.autocast if o.precision == "bf16" else lambda f: f
+
+
+def bubble(plan: sharded.Plan) -> dict:
+    """The fraction of a step that a device of a pipeline idles, by the schedule's table."""
+    if not plan.has("stage"):
+        return {}
+    how = plan.schedule, plan.mesh.shape["stage"], plan.microbatches, plan.chunks
+    return {"bubble": bf.parallel.pipeline_schedule(*how).bubble()}
 
 
 def mesh_of(o: argparse.Namespace) -> bf.Mesh | None:
@@ -152,7 +199,7 @@ def ends(plan: sharded.Plan, o: argparse.Namespace) -> tuple[Any, Any]:
 def shardings(values: dict, plan: sharded.Plan, o: argparse.Namespace) -> Any:
     """Shardings of packed values, as a tree; the root is "params" or "optimizer"."""
     everywhere, divided = ends(plan, o)
-    if o.layout == "tensor" and plan.mesh is not None:
+    if is_by_axes(plan, o):
         return sharded.shardings(values, plan)
     divides = lambda shape: o.layout == "fsdp" and len(shape) > 1 and not shape[0] % o.gpus
     return tree.map(lambda x: divided if divides(x.shape) else everywhere, values)

@@ -231,14 +231,20 @@ def even(windows: np.ndarray, config: model.Config, plan: Plan) -> np.ndarray:
 # -- the step --------------------------------------------------------------------------------------
 
 
-def value_and_grad(config: model.Config, plan: Plan = ALONE) -> Callable:
-    """Function (packed parameters, tokens [B, T + 1]) -> (loss, gradients) of a batch."""
+def value_and_grad(
+    config: model.Config, plan: Plan = ALONE, cast: Callable[[Callable], Callable] = lambda f: f
+) -> Callable:
+    """Function (packed parameters, tokens [B, T + 1]) -> (loss, gradients) of a batch.
+
+    Args:
+      cast: changes the precision of a function, as ``bf.autocast``.
+    """
     lie = lambda kind, values: specs({kind: values}, plan)[kind]
     if plan.has("stage"):
         how = {"layers": "blocks", "own_loss": bool(config.experts), "order": order_of(config.context, plan)}
-        return of_pipeline(*_parts(config, plan), plan, lie, **how)
+        return of_pipeline(*map(cast, _parts(config, plan)), plan, lie, **how)
     wired = wiring(config, plan)
-    return accumulated(lambda params, tokens: model.loss(params, tokens, config, wired), plan, lie)
+    return accumulated(cast(lambda params, tokens: model.loss(params, tokens, config, wired)), plan, lie)
 
 
 def accumulated(loss: Callable, plan: Plan, lie: Callable) -> Callable:

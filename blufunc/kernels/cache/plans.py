@@ -57,7 +57,7 @@ T = TypeVar("T")
 WORTH = 32
 """Minimum equations of a cached plan: planning fewer is as fast as reading a file."""
 
-_CHANGES_NO_PLAN = frozenset(("debug", "check", "plan_cache"))
+_CHANGES_NO_PLAN = frozenset(("debug", "check", "plan_cache", "simulated_network"))
 """Flags that are not in the key."""
 
 _PROTOCOL = 5

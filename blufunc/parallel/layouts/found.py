@@ -19,9 +19,9 @@ from blufunc.parallel.layouts.activations import annotated
 from blufunc.parallel.layouts.program import Program, spec_of
 from blufunc.parallel.layouts.stages import FoundPipeline
 from blufunc.parallel.layouts.strategies import Layouts, Strategy, Streams, label, tensor_axes
+from blufunc.parallel.mesh.links import LinkSpec
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
 from blufunc.parallel.mesh.spec import PartitionSpec
-from blufunc.parallel.reports.hardware import LinkSpec
 from blufunc.parallel.reports.plan import Forecast
 from blufunc.transforms.arguments import name_of, signature_of
 from blufunc.transforms.staging.jit import jit

@@ -20,12 +20,13 @@ from blufunc.core.pytree import paths, tree
 from blufunc.parallel.layouts.activations import keys_in, with_annotations
 from blufunc.parallel.layouts.groups import Groups
 from blufunc.parallel.layouts.strategies import Layouts, Streams, stream_annotations
+from blufunc.parallel.mesh.links import LinkSpec
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.mesh.sharding import NamedSharding, replicated
 from blufunc.parallel.mesh.spec import PartitionSpec
 from blufunc.parallel.partition.resharding import Layout
 from blufunc.parallel.reports.collectives import partitioned
-from blufunc.parallel.reports.hardware import DeviceSpec, LinkSpec
+from blufunc.parallel.reports.hardware import DeviceSpec
 from blufunc.parallel.reports.plan import Forecast, forecast, planning_device
 from blufunc.transforms.arguments import ShapeDtypeStruct, abstract
 from blufunc.transforms.staging.jit import Jitted, jit

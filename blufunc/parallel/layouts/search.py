@@ -42,8 +42,9 @@ from blufunc.parallel.layouts.strategies import (
     stream_options,
     translated,
 )
+from blufunc.parallel.mesh.links import LinkSpec, links_by_axis
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
-from blufunc.parallel.reports.hardware import DeviceSpec, LinkSpec, links_by_axis
+from blufunc.parallel.reports.hardware import DeviceSpec
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.staging.jit import Jitted
 from blufunc.transforms.staging.memory_sizes import budget_in_bytes

@@ -24,8 +24,9 @@ from blufunc.parallel.layouts.strategies import (
     stream_options,
     translated,
 )
+from blufunc.parallel.mesh.links import LinkSpec
 from blufunc.parallel.mesh.mesh import AbstractMesh
-from blufunc.parallel.reports.hardware import DeviceSpec, LinkSpec
+from blufunc.parallel.reports.hardware import DeviceSpec
 
 STAGE = "stage"
 

@@ -24,6 +24,7 @@ from blufunc.kernels.tables import duration, size
 from blufunc.parallel.layouts.groups import Groups
 from blufunc.parallel.layouts.program import Program, spec_of
 from blufunc.parallel.layouts.strategies import Layouts, Streams, label
+from blufunc.parallel.mesh.links import LinkSpec
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.mesh.spec import PartitionSpec
 from blufunc.parallel.recipes.pipelines.schedule import (
@@ -34,7 +35,6 @@ from blufunc.parallel.recipes.pipelines.schedule import (
     Schedule,
     pipeline_schedule,
 )
-from blufunc.parallel.reports.hardware import LinkSpec
 from blufunc.parallel.reports.plan import Forecast
 from blufunc.parallel.reports.timeline import scheduled_seconds, step_seconds
 from blufunc.transforms.checkpointing.split_outputs import split_outputs

@@ -25,12 +25,12 @@ from blufunc.kernels.tables import duration, run_lengths, size, table
 from blufunc.parallel.collectives.primitives import MeshCollective, communicates, equations
 from blufunc.parallel.collectives.shard_map_equation import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
+from blufunc.parallel.mesh.links import wire_bytes
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
 from blufunc.parallel.mesh.sharding import NamedSharding, SingleDeviceSharding, replicated
 from blufunc.parallel.mesh.spec import PartitionSpec
 from blufunc.parallel.partition.partition import localise
 from blufunc.parallel.programs.mesh_device import MeshDevice
-from blufunc.parallel.reports.hardware import wire_bytes
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.control_flow.cond import cond_p
 from blufunc.transforms.control_flow.scan import scan_p

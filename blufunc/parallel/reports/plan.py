@@ -22,9 +22,10 @@ from blufunc.kernels.cost import Cost
 from blufunc.kernels.inspect.program import Memory, Sight
 from blufunc.kernels.tables import count, duration, size
 from blufunc.parallel.collectives.lowering import lower_collectives
+from blufunc.parallel.mesh.links import LinkSpec, exchange_seconds, links_by_axis
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
 from blufunc.parallel.reports.collectives import Collective, Collectives, Local, collectives_of, local_program
-from blufunc.parallel.reports.hardware import DeviceSpec, LinkSpec, exchange_seconds, links_by_axis
+from blufunc.parallel.reports.hardware import DeviceSpec
 from blufunc.parallel.reports.timeline import scheduled_seconds
 
 _GPU = "cuda:sm_90"

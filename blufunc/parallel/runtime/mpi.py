@@ -18,6 +18,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.ir import source
+from blufunc.parallel.mesh import simulated_network
 from blufunc.parallel.runtime import engine as engines
 
 if TYPE_CHECKING:
@@ -109,9 +110,12 @@ class MpiEngine(engines.ProcessEngine):
     def collective(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
         x = np.ascontiguousarray(x).reshape(np.shape(x))  # ascontiguousarray makes scalars 1-d
         group = self.group(axes)
-        with self.world.recorder.during(kind, axes, x.nbytes, self.members_in(group.ranks)):
+        members = self.members_in(group.ranks)
+        with self.world.recorder.during(kind, axes, x.nbytes, members):
             self._check_calls(group, engines.described(kind, x, axes, options))
-            return engines.run(group, kind, x, **options)
+            found = engines.run(group, kind, x, **options)
+            simulated_network.wait(kind, x.nbytes, members, self.world.size, **options)
+            return found
 
     def connect(self, axes: tuple[str, ...], ranks: list[int]) -> _Group:
         """Make a communicator of ``ranks``."""

@@ -19,6 +19,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.ir import source
+from blufunc.parallel.mesh import simulated_network
 from blufunc.parallel.runtime import engine as engines
 
 if TYPE_CHECKING:
@@ -130,9 +131,10 @@ class ThreadEngine(engines.Engine):
         self._rendezvous = rendezvous
 
     def collective(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
-        return self._rendezvous.synchronize(
-            self.rank, self.group(axes), _Call(kind, axes, options, np.asarray(x))
-        )
+        group, call = self.group(axes), _Call(kind, axes, options, np.asarray(x))
+        found = self._rendezvous.synchronize(self.rank, group, call)
+        simulated_network.wait(kind, call.x.nbytes, group, self.mesh.size, **options)
+        return found
 
     def gather(self, name: str, x: np.ndarray, members: Sequence[int]) -> np.ndarray:
         """Gather the arrays of ``members`` under ``name``, stacked."""

@@ -23,6 +23,7 @@ OTHERS = {
     "windows": dataclasses.replace(DENSE, architecture="mistral", windows=(5, 5), tied=False),
     "qwen3": dataclasses.replace(DENSE, architecture="qwen3", qk_norm=True, tied=False),
     "experts": dataclasses.replace(DENSE, architecture="mixtral", experts=4, balance=0.02, tied=False),
+    "one layer": dataclasses.replace(DENSE, layers=1),
     "deep": dataclasses.replace(DENSE, layers=4),
 }  # fmt: skip
 CONFIGS = {"llama": DENSE, **OTHERS}
@@ -37,8 +38,8 @@ def one_device_again(monkeypatch):
     monkeypatch.setattr(flags, "host_compiler", "never")  # NumPy: what is tested is the partition
 
 
-def trained(config, axes, how, settings=SETTINGS):
-    """Losses of the first steps, and the trained parameters in the form of one device."""
+def trained(config, axes, how, settings=SETTINGS, evaluates=True):
+    """Losses of the first steps; that of the first one is also what an evaluation gives."""
     layout = layouts.layout(axes, config, B, T, recompute=settings.recompute, **how)
     settings = dataclasses.replace(settings, accumulate=how.get("microbatches", 1))
     optimizer, loss = (
@@ -52,11 +53,13 @@ def trained(config, axes, how, settings=SETTINGS):
         values, frozen = layout.replicated(finetune.init_adapters(start, settings)), values
     state = layout.state(optimizer.init, values)
     step = finetune.make_step(loss, optimizer, layout, settings, None)
-    evaluated = float(bf.jit(loss)(values, frozen, layout.divided(TOKENS[0])))
+    evaluated = float(bf.jit(loss)(values, frozen, layout.divided(TOKENS[0]))) if evaluates else None
     losses = []
     for tokens in TOKENS:
         values, state, loss = step(values, state, frozen, layout.divided(tokens))
         losses.append(float(loss))
+    if not evaluates:
+        return losses
     apart = (
         config.experts and settings.accumulate > 1
     )  # the balance loss is one of the tokens of a microbatch

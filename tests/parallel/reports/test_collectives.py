@@ -17,7 +17,7 @@ from blufunc import (
     nn,
     optim,
 )
-from blufunc.parallel.reports.hardware import exchange_seconds, wire_bytes
+from blufunc.parallel.mesh.links import exchange_seconds, wire_bytes
 
 MESH = AbstractMesh((4, 2), ("data", "model"))
 
