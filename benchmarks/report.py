@@ -44,7 +44,7 @@ library's allocator reports for its arrays.
 | `python -m benchmarks.suites.gpt2_curves` | 200 steps on real text against PyTorch, and gradients against float64 |
 | `python -m benchmarks.suites.gpu_attention` | causal attention against PyTorch's backends and JAX's |
 | `python -m benchmarks.suites.gpu --only copy,ops,kernels,small,repro` | the other tables of one GPU |
-| `python -m benchmarks.suites.multi_gpu --gpus 4` | data, FSDP, tensor parallelism; one process, one per GPU |
+| `python -m benchmarks.suites.multi_gpu --gpus 4` | every layout, on one GPU and several; `--layouts` for some |
 | `python -m benchmarks.suites.gpu_timeline --gpus 4` | one step of the first GPU, as a trace and as figures |
 | `python -m benchmarks.suites.linalg` | small linear algebra and pooling against JAX and PyTorch |
 | `python -m benchmarks.suites.breadth` | 192 models and operations against JAX and PyTorch |

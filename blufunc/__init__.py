@@ -110,6 +110,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.memory import live_arrays as live_arrays
     from blufunc.parallel.collectives.shard_map import shard_map as shard_map
     from blufunc.parallel.mesh.constrain import constrain as constrain
+    from blufunc.parallel.mesh.links import LinkSpec as LinkSpec
     from blufunc.parallel.mesh.mesh import AbstractMesh as AbstractMesh
     from blufunc.parallel.mesh.mesh import Mesh as Mesh
     from blufunc.parallel.mesh.mesh import make_mesh as make_mesh

@@ -143,12 +143,18 @@ def check(row: dict[str, dict]) -> float | None:
 
 
 def _several(record: dict, rows: list[dict]) -> list[str]:
-    """Tokens/s on several GPUs, and efficiency against one GPU of the same library."""
-    alone = {r["library"]: r for r in rows if r["layout"] == "one"}
-    whole = next((r for r in rows if "whole batch" in r["library"]), None)
+    """Tokens/s on several GPUs, and efficiency against one GPU of the same library.
+
+    Layouts with a step of their own are compared with one GPU that takes the same step.
+    """
+    work = lambda r: r.get("work", "gpt2")
+    alone = {(work(r), r["library"]): r for r in rows if r["layout"] == "one"}
+    wholes = {work(r): r for r in rows if "whole batch" in r["library"]}
+    idles = any("bubble" in r for r in rows)
     body = []
     for r in rows:
-        one = alone.get(r["library"].partition(",")[0].partition(" ")[0])
+        one = alone.get((work(r), r["library"].partition(",")[0].partition(" ")[0]))
+        whole = wholes.get(work(r), one if work(r) == "context" else None)  # whose batch is the same
         share = r["tokens_s"] / r["gpus"] / one["tokens_s"] if one and r["gpus"] > 1 else None
         same = r["gpus"] > 1 and whole is not None and is_ours(r["library"])
         apart = losses_apart(r.get("losses"), whole["losses"], r["precision"]) if same and whole else "-"
@@ -156,12 +162,13 @@ def _several(record: dict, rows: list[dict]) -> list[str]:
         body.append(
             [
                 r["library"],
-                r["layout"],
+                r["layout"] if r["layout"] != "one" or work(r) == "gpt2" else f"one, for {work(r)}",
                 str(r["gpus"]),
                 f"{r['tokens_s']:,.0f}",
                 number(share, 3),
                 peak,
                 apart,
+                *([number(r.get("bubble"), 3)] if idles else []),
             ]
         )
     head = [
@@ -172,6 +179,7 @@ def _several(record: dict, rows: list[dict]) -> list[str]:
         "efficiency",
         "peak GB a GPU",
         "losses apart from one GPU",
+        *(["bubble of the schedule"] if idles else []),
     ]
     return grid(head, body)
 

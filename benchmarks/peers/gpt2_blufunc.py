@@ -141,9 +141,10 @@ def training(
     keep: Callable[[dict], dict] | None = None,
     of_batch: Callable | None = None,
 ) -> tuple[Callable, optim.GradientTransformation, Callable]:
-    """Loss with gradients, optimizer, step (params, state, tokens) -> (params, state, loss).
+    """Loss with gradients, the optimizer, and the step of both.
 
-    On a mesh, ``keep`` constrains the shardings of new values, and ``of_batch`` is the first of these.
+    The step is (params, state, tokens) -> (params, state, loss). On a mesh, ``keep`` constrains the shardings of new
+    values, and ``of_batch`` is the first of these.
     """
     set_precision(o.precision, o.products)
     if of_batch is None:
@@ -167,12 +168,12 @@ def is_by_axes(plan: sharded.Plan, o: argparse.Namespace) -> bool:
 
 
 def precise(o: argparse.Namespace) -> Callable[[Callable], Callable]:
-    """What makes a function compute in the precision of the options."""
+    """A transform to the precision of the options."""
     return bf.autocast if o.precision == "bf16" else lambda f: f
 
 
 def bubble(plan: sharded.Plan) -> dict:
-    """The fraction of a step that a device of a pipeline idles, by the schedule's table."""
+    """The idle fraction of a pipeline's step, by the table of its schedule."""
     if not plan.has("stage"):
         return {}
     how = plan.schedule, plan.mesh.shape["stage"], plan.microbatches, plan.chunks

@@ -3,7 +3,7 @@
     python -m benchmarks.peers.gpt2_torch --compile --mode reduce-overhead --precision bf16
     torchrun --nproc-per-node 2 -m benchmarks.peers.gpt2_torch --parallel ddp --compile
 
-Needs only torch and NumPy. ``--batch`` is per GPU.
+Needs only torch and NumPy. ``--batch`` is per GPU. ``gpt2_torch_parallel.py`` has the ways to divide the step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
-from benchmarks.peers import clock, gpt2
+from benchmarks.peers import clock, gpt2, gpt2_torch_parallel
 
 
 class Block(nn.Module):
@@ -30,13 +30,12 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = (
-            t.view(B, T, self.heads, C // self.heads).transpose(1, 2)
-            for t in self.qkv(self.norm1(x)).split(C, 2)
-        )
+        qkv = self.qkv(self.norm1(x))  # of a device's heads
+        B, T, _ = qkv.shape
+        D = self.norm1.normalized_shape[0] // self.heads
+        q, k, v = (t.reshape(B, T, -1, D).transpose(1, 2) for t in qkv.chunk(3, -1))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(B, T, C))
+        x = x + self.out(y.transpose(1, 2).reshape(B, T, -1))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
 
@@ -51,12 +50,12 @@ class GPT(nn.Module):
         self.head = nn.Linear(o.width, o.vocab, bias=False)
         self.head.weight = self.tokens.weight
 
-    def forward(self, inputs, targets):
-        x = self.tokens(inputs) + self.positions.weight[: inputs.shape[1]]
+    def forward(self, inputs, targets, places):
+        x = self.tokens(inputs) + self.positions(places)
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1))
 
 
 def state(weights: dict) -> dict[str, torch.Tensor]:
@@ -82,7 +81,8 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--mode", help="of torch.compile: reduce-overhead, max-autotune")
     parser.add_argument("--float64", action="store_true", help="compute in float64, with --precision fp32")
-    parser.add_argument("--parallel", choices=["ddp", "fsdp"], help="one of several processes of torchrun")
+    ways = gpt2_torch_parallel.WAYS
+    parser.add_argument("--parallel", choices=list(ways), help="one of several processes of torchrun")
     o = parser.parse_args()
     on_gpu, rank, ranks = o.platform == "cuda", 0, 1
     if o.parallel:
@@ -90,8 +90,9 @@ def main() -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         if on_gpu:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    rows = slice(rank * o.batch, (rank + 1) * o.batch)
-    o.batch *= ranks
+    way = ways[o.parallel](ranks) if o.parallel else gpt2_torch_parallel.Way(ranks)
+    rows = slice(rank * o.batch, (rank + 1) * o.batch) if way.divides_rows else slice(None)
+    o.batch *= way.batches
     if not rank:
         clock.emit_versions("torch", "triton")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = o.precision != "fp32"
@@ -99,9 +100,9 @@ def main() -> None:
     initial = state(gpt2.weights(o))
     model = GPT(o).to(dtype)
     model.load_state_dict(initial)
-    model = distributed(model.to(o.platform), o.parallel)
+    model = way.distributed(model.to(o.platform))
     assert o.parallel or sum(p.numel() for p in model.parameters()) == gpt2.count(o)
-    forward = torch.compile(model, mode=o.mode) if o.compile else model
+    forward = way.compiled(model, o.mode) if o.compile else model
     low = torch.autocast(o.platform, torch.bfloat16, enabled=o.precision == "bf16")
     optimizers, batches, a = [], [], gpt2.ADAMW
 
@@ -109,31 +110,27 @@ def main() -> None:
         if optimizers:  # an earlier run has trained
             assert not o.parallel
             model.load_state_dict(initial)
-        optimizers[:] = [
-            torch.optim.AdamW(
-                model.parameters(),
-                lr=gpt2.LEARNING_RATE,
-                betas=(a["b1"], a["b2"]),
-                eps=a["eps"],
-                weight_decay=a["weight_decay"],
-                fused=True,
-            )
-        ]
+        settings = {"lr": gpt2.LEARNING_RATE, "betas": (a["b1"], a["b2"]), "eps": a["eps"], "fused": True}
+        optimizers[:] = [way.optimizer(model.parameters(), **settings, weight_decay=a["weight_decay"])]
 
     def load(tokens):
         batches[:] = torch.from_numpy(tokens).long().to(o.platform)
 
-    def loss_of(batch):
-        with low:
-            return forward(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+    def differentiated(batch):
+        """The loss of this process, of which parameters have the gradients."""
+        places = torch.arange(o.context, device=o.platform)[None]
+        sides = [batch[:, :-1].contiguous(), batch[:, 1:].contiguous(), places]
+        with way.step(sides):
+            with low:
+                loss = forward(*sides)
+            loss.backward()
+        return way.local(loss.detach())
 
     def step(i):
         torch.compiler.cudagraph_mark_step_begin()
-        loss = loss_of(batches[i % len(batches)][rows])
-        loss.backward()
+        loss = differentiated(batches[i % len(batches)][rows])
         optimizers[0].step()
         optimizers[0].zero_grad(set_to_none=True)
-        loss = loss.detach()
         if ranks > 1:
             dist.all_reduce(loss)
         wait()
@@ -144,8 +141,7 @@ def main() -> None:
             torch.cuda.synchronize()
 
     def gradients():
-        loss = loss_of(batches[0])
-        loss.backward()
+        loss = differentiated(batches[0])
         found = {name: p.grad.cpu().numpy() for name, p in model.named_parameters()}
         return loss.item(), {
             name: matrix(name, found[of_torch(name)]) for name in gpt2.named(gpt2.weights(o))
@@ -164,19 +160,6 @@ def main() -> None:
     gpt2.run(o, gpt2.Trainer(start, load, step, wait, gradients, memory), leads=not rank)
     if ranks > 1:
         dist.destroy_process_group()
-
-
-def distributed(model: GPT, parallel: str | None) -> nn.Module:
-    """The model with its parameters replicated on every GPU, or sharded by block."""
-    if parallel == "ddp":
-        return nn.parallel.DistributedDataParallel(model)
-    if parallel == "fsdp":
-        from torch.distributed.fsdp import fully_shard
-
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
-    return model
 
 
 if __name__ == "__main__":

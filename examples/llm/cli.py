@@ -90,7 +90,9 @@ def _loaded(
         quantized.check(config, quantize)
     began = time.perf_counter()
     if folder is None:
-        params = bf.jit(lambda key: model.init(key, config, dtype or "float32"))(random.key(options.seed))
+        one = dataclasses.replace(config, groups=1)  # the same model on any mesh
+        init = lambda key: placement.in_groups(model.init(key, one, dtype or "float32"), config)
+        params = bf.jit(init)(random.key(options.seed))
         params = layout.placed(params)
         params = params if quantize is None else quantized.quantized(params, quantize)
     else:

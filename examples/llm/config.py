@@ -33,7 +33,7 @@ class Config:
       qk_norm: normalize queries and keys per head.
       windows: for each layer the number of positions that a query sees, itself included; None: all.
       tied: the embeddings are also the weights of the logits.
-      experts, chosen: experts in the place of each MLP, and how many a token visits; 0 experts: one MLP.
+      experts, chosen: experts in the place of each MLP, and the number that a token visits; 0 experts: one MLP.
       balance: weight of the load-balancing loss of experts.
       bos, eos: tokens that begin and end a text.
       groups: the heads of a layer are in this many groups, each with its queries, keys and values in a row: 1, or the

@@ -42,7 +42,7 @@ class Settings:
       targets: the matrices with adapters.
       quantize: "int8" or "nf4": the format of the frozen matrices; None: none.
       recompute: compute each layer again for its gradient, of which only the input is kept.
-      accumulate: microbatches of a step, one after the other; in a pipeline, one behind the other.
+      accumulate: microbatches of a step, one after the other; in a pipeline, overlapped.
     """
 
     model: str | None
@@ -104,7 +104,7 @@ def make_optimizer(settings: Settings) -> optim.GradientTransformation:
 
 
 def _matrices(params: dict) -> dict:
-    """True for all but norms and biases, by name: stacked layers have one more dimension."""
+    """True for matrices, by name: stacked layers have one more dimension."""
     return tree.map_with_path(lambda path, _: path[-1].key not in ("bias", "scale"), params)
 
 

@@ -52,7 +52,7 @@ def layout(
 
 
 def wiring(config: Config, plan: sharded.Plan, length: int) -> model.Wiring:
-    """Hooks of the model in the global view of a mesh, for windows of ``length`` tokens."""
+    """Hooks of the model in the global view, for windows of ``length`` tokens."""
     if plan.mesh is None:
         return model.ONE_DEVICE
     rows, tokens, features = plan.among(*sharded.ROWS), plan.among("seq"), plan.among("model")
@@ -99,7 +99,7 @@ def value_and_grad(loss: Callable | None, layout: placement.Layout, length: int,
 
 
 def loss_of_pipeline(layout: placement.Layout, length: int, low: str | None) -> Callable:
-    """Function (params, None, tokens) -> loss, for evaluation: one microbatch of any number of rows."""
+    """Loss (params, None, tokens) of a pipeline, for evaluation in one microbatch."""
     plan = dataclasses.replace(layout.plan, microbatches=1, schedule="gpipe", chunks=1, recompute=False)
     one = dataclasses.replace(layout, plan=plan)
 

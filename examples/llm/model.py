@@ -224,7 +224,7 @@ def prefill(
         if pages is not None:
             paged = nn.cache.paged(*pages, config.key_heads, config.features, k.dtype)
             layers.append(nn.cache.update(paged, k, v, 0, lengths=lengths))
-            return _within(q, k, v, window)
+            return within(q, k, v, window)
         size = slots if window is None else min(slots, window + at_once - 1)
         empty = nn.cache.contiguous if size == slots else nn.cache.ring
         padding = (

@@ -24,7 +24,7 @@ from examples.llm.config import Config
 
 AXES = sharded.AXES
 REST = "rest"
-"""The dimension of a matrix that "fsdp" shards, and of optimizer state the axes of ``sharded.DIVIDED``."""
+"""The dimension of a matrix that "fsdp" shards; of state, ``sharded.DIVIDED``."""
 
 # By the name of an array or of the dict that holds it: the mesh axes of each dimension.
 _SPECS = {
@@ -37,7 +37,7 @@ _OF_EXPERTS = {**dict.fromkeys(("gate", "up"), ("expert", None, REST)), "down": 
 
 
 def specs(values: Any, plan: sharded.Plan, kind: str = "params") -> Any:
-    """A tree of ``PartitionSpec``, for parameters or a tree of such, as of an optimizer.
+    """A tree of ``PartitionSpec`` for parameters, or the state of an optimizer.
 
     Norms, and biases of what is summed over devices, are replicated.
 
@@ -133,6 +133,19 @@ def check(config: Config, axes: Mapping[str, int], ends: str | None = None) -> N
         )
 
 
+def in_groups(params: dict, config: Config) -> dict:
+    """Reorder the queries, keys and values of one group to those of ``config``."""
+    N, K, D, M = config.heads, config.key_heads, config.features, config.groups
+
+    def one(path: tuple[Any, ...], x: Any) -> Any:
+        if "qkv" not in [getattr(key, "key", "") for key in path] or M == 1:
+            return x
+        parts = [part.reshape(M, -1, *x.shape[1:]) for part in jnp.split(x, [N * D, (N + K) * D])]
+        return jnp.concatenate(parts, 1).reshape(x.shape)
+
+    return tree.map_with_path(one, params)
+
+
 def packed(params: Any, plan: sharded.Plan) -> Any:
     """The form in which parameters are placed: layers of a pipeline stacked."""
     if not plan.has("stage"):
@@ -150,11 +163,12 @@ def unpacked(params: Any, plan: sharded.Plan) -> Any:
 
 
 def order(layers: int, plan: sharded.Plan) -> list[int] | None:
-    """The layers of a model in the order of their ranks and chunks; None without stages."""
+    """The layers in the order of their ranks and chunks; None without stages."""
     if not plan.has("stage"):
         return None
-    found = bf.parallel.interleave_layers(np.arange(layers), plan.mesh.shape["stage"], plan.chunks)
-    return np.asarray(found).tolist()
+    # that of ``parallel.interleave_layers``, as numbers also while a function is traced
+    parts = np.arange(layers).reshape(plan.chunks, plan.mesh.shape["stage"], -1)
+    return parts.swapaxes(0, 1).reshape(-1).tolist()
 
 
 @dataclasses.dataclass(frozen=True)

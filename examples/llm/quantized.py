@@ -19,7 +19,7 @@ FORMATS = ("int8", "nf4")
 BLOCK = 64
 """Inputs that share a scale in NF4."""
 MATRICES = ("qkv", "out", "gate", "up", "down")
-"""Matrices of a layer, which are quantized and may have adapters; those of experts are not."""
+"""Matrices of a layer that are quantized and have adapters; not of experts."""
 
 
 def chosen(params: dict, matrices: Sequence[str] = MATRICES) -> dict:

@@ -1,6 +1,7 @@
 """Benchmarks of GPT-2 training: programs, shared settings, reports of results."""
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import blufunc as bf
-from benchmarks.harness import device_memory, programs, text
+from benchmarks.harness import device_memory, gpu_tables, programs, text
 from benchmarks.peers import attention_cases, gpt2_blufunc, products
 from benchmarks.peers import gpt2 as shared
 from benchmarks.suites import gpt2, gpt2_curves, gpu_attention, multi_gpu, seed_noise
@@ -112,15 +113,65 @@ def test_what_does_not_fit_is_named(tmp_path, capsys):
 def test_several_gpus_in_every_layout_and_both_forms():
     o = multi_gpu._parser().parse_args(["--gpus", "4", "--libraries", "blufunc"])
     several = [p for p in multi_gpu.programs(o) if p.tags["gpus"] > 1]
+    module = "benchmarks.peers.gpt2_blufunc"
     assert [(p.tags["layout"], p.module) for p in several] == [
-        (layout, module)
-        for layout in ("data", "fsdp", "tensor")
-        for module in ("benchmarks.peers.gpt2_blufunc", "blufunc.parallel.launch")
+        *((layout, m) for layout in ("data", "fsdp", "tensor") for m in (module, "blufunc.parallel.launch")),
+        *((layout, module) for layout in ("zero1", "zero2")),
+        *((layout, module) for layout in ("context", "pipeline") for _ in range(3)),
+        ("experts", module),
     ]
     for p in several:
         own = p.args[p.args.index("benchmarks.peers.gpt2_blufunc") + 1 :] if "-m" in p.args else p.args
         parsed = gpt2_blufunc.parser().parse_args(own)
-        assert (parsed.gpus, parsed.layout, parsed.batch) == (4, p.tags["layout"], 32)
+        batch = 2 if p.tags["layout"] == "context" else 32
+        assert (parsed.gpus, parsed.layout, parsed.batch) == (4, p.tags["layout"], batch)
+
+
+def test_heads_that_do_not_divide_are_left_out():
+    o = multi_gpu._parser().parse_args(["--gpus", "8"])
+    found = [p for p in multi_gpu.programs(o) if p.tags["gpus"] > 1]
+    assert "tensor" not in {p.tags["layout"] for p in found}
+    assert {p.library for p in found if p.tags["layout"] == "context"} >= {f"{multi_gpu.ONE}, context, ring"}
+    layers = {a for p in found if p.tags["layout"] == "pipeline" for a in p.args if a.startswith("--layers")}
+    assert layers == {"--layers=12", "--layers=16"}  # the latter counts: two chunks on each of eight
+
+
+def test_libraries_and_layouts_are_chosen():
+    words = ["--gpus", "2", "--libraries", "torch", "--layouts", "context,zero1"]
+    found = [
+        (p.library, p.tags.get("work")) for p in multi_gpu.programs(multi_gpu._parser().parse_args(words))
+    ]
+    assert found == [
+        ("torch-compile", None),
+        ("torch-compile zero1", None),
+        ("torch-compile", "context"),
+        ("torch-eager", "context"),
+        ("torch-eager context", "context"),
+        ("torch-compile context", "context"),
+    ]
+
+
+def test_a_table_compares_each_layout_with_one_gpu_that_takes_its_step():
+    of = lambda library, layout, gpus, rate, **more: {
+        "library": library, "layout": layout, "gpus": gpus, "tokens_s": rate, "precision": "bf16", **more
+    }  # fmt: skip
+    pipeline = {"work": "pipeline"}
+    rows = [
+        of("blufunc", "one", 1, 100.0, losses=[9.0]),
+        of(multi_gpu.SAME, "one", 1, 90.0, losses=[3.0]),
+        of("blufunc", "one", 1, 50.0, losses=[9.0], **pipeline),
+        of(multi_gpu.SAME, "one", 1, 45.0, losses=[4.0], **pipeline),
+        of("blufunc, one process", "data", 2, 190.0, losses=[3.0]),
+        of(f"{multi_gpu.ONE}, pipeline, zb-h1", "pipeline", 2, 80.0, losses=[4.001], bubble=0.04, **pipeline),
+        of("blufunc", "one", 1, 30.0, losses=[5.0], work="context"),
+        of(f"{multi_gpu.ONE}, context, ring", "context", 2, 54.0, losses=[5.0], work="context"),
+    ]
+    lines = gpu_tables._several({}, rows)
+    cells = [[c.strip() for c in line.split("|")[1:-1]] for line in lines if "|" in line]
+    by_library = {row[0]: row for row in cells}
+    assert by_library["blufunc, one process"][4:] == ["0.950", "-", "0.0e+00", ""]
+    assert by_library[f"{multi_gpu.ONE}, pipeline, zb-h1"][4:] == ["0.800", "-", "1.0e-03", "0.040"]
+    assert by_library[f"{multi_gpu.ONE}, context, ring"][4:7] == ["0.900", "-", "0.0e+00"]
 
 
 def test_attention_in_each_precision():
@@ -260,22 +311,40 @@ def test_variants_train_alike(settings):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
 
 
-OF_LAYOUTS = {  # the options of one device, and of two
-    **{layout: (["--batch=4"], []) for layout in ("data", "fsdp", "tensor")},
-    **{layout: (["--batch=4"], ["--microbatches=2"]) for layout in ("zero1", "zero2", "pipeline")},
-    "context": ([], ["--routing=all_gather"]),
-    "experts": (["--batch=4", "--experts=2", "--groups=2"], ["--experts=2"]),
-}
+def dry():
+    """The programs of blufunc in one process, at tiny sizes, and their references."""
+    words = ["--gpus", "2", "--device", "cpu", "--precision", "fp32", "--libraries", "blufunc"]
+    found = list(multi_gpu.programs(multi_gpu._parser().parse_args(words)))
+    own = {p.library: p for p in found if p.module == multi_gpu.OURS and p.tags["gpus"] > 1}
+    whole = {p.tags.get("work"): p for p in found if p.library == multi_gpu.SAME}
+    whole["context"] = next(p for p in found if p.library == "blufunc" and p.tags.get("work") == "context")
+    return own, whole
+
+
+OWN, WHOLE = dry()
+
+
+def losses_of(program):
+    """Losses of two steps, the second of which depends on gradients."""
+    o = gpt2_blufunc.parser().parse_args(program.args)
+    gpt2_blufunc.start_devices(o)
+    trainer = gpt2_blufunc.trainer(o)
+    trainer.start()
+    trainer.load(shared.tokens(o))
+    return [float(trainer.step(i)) for i in range(2)]
+
+
+@functools.cache
+def reference(work):
+    return losses_of(WHOLE[work])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", gpt2_blufunc.AXES)
-def test_layouts_train_alike(layout, monkeypatch):
+@pytest.mark.parametrize("library", OWN)
+def test_programs_of_the_suite_have_the_losses_of_one_device(library, monkeypatch):
     monkeypatch.setattr(bf.config, "host_compiler", "never")
-    one, two = OF_LAYOUTS[layout]
-    whole, value, _ = trained(*one)
-    divided, of_divided, _ = trained("--gpus=2", "--layout", layout, *two)
-    np.testing.assert_allclose([of_divided, *divided], [value, *whole], rtol=1e-5)
+    expected = reference(OWN[library].tags.get("work"))
+    np.testing.assert_allclose(losses_of(OWN[library]), expected, rtol=1e-5)
 
 
 def test_a_divided_vocabulary_has_no_chunks():

@@ -1,4 +1,4 @@
-"""The simulated network between simulated hosts: how long a collective takes longer.
+"""The simulated network: the additional time of collectives between hosts.
 
 Parallel, used at stage 8 by the engines of CPU devices. In: ``config.simulated_network`` and a collective. Out: a wait.
 Consecutive ranks share a host. A collective whose ranks are on several hosts takes longer by the time of a ring of

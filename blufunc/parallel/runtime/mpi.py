@@ -114,7 +114,7 @@ class MpiEngine(engines.ProcessEngine):
         with self.world.recorder.during(kind, axes, x.nbytes, members):
             self._check_calls(group, engines.described(kind, x, axes, options))
             found = engines.run(group, kind, x, **options)
-            simulated_network.wait(kind, x.nbytes, members, self.world.size, **options)
+            simulated_network.wait(kind, x.nbytes, members, len(self.world.members), **options)
             return found
 
     def connect(self, axes: tuple[str, ...], ranks: list[int]) -> _Group:

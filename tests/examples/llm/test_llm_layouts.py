@@ -1,4 +1,4 @@
-"""The finetuning step under each layout, on simulated devices: losses are those of one device."""
+"""The finetuning step under each layout: its losses are those of one device."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ def one_device_again(monkeypatch):
 
 
 def trained(config, axes, how, settings=SETTINGS, evaluates=True):
-    """Losses of the first steps; that of the first one is also what an evaluation gives."""
+    """Losses of the first steps; an evaluation gives the first one, too."""
     layout = layouts.layout(axes, config, B, T, recompute=settings.recompute, **how)
     settings = dataclasses.replace(settings, accumulate=how.get("microbatches", 1))
     optimizer, loss = (
@@ -47,7 +47,7 @@ def trained(config, axes, how, settings=SETTINGS, evaluates=True):
         finetune.make_loss(layout, settings, None),
     )
     params = params_of(dataclasses.replace(config, groups=1))
-    start = weights_in_groups(params, layout.config)
+    start = placement.in_groups(params, layout.config)
     values, frozen = layout.placed(start), None
     if settings.rank:
         values, frozen = layout.replicated(finetune.init_adapters(start, settings)), values
@@ -65,20 +65,6 @@ def trained(config, axes, how, settings=SETTINGS, evaluates=True):
     )  # the balance loss is one of the tokens of a microbatch
     assert evaluated == pytest.approx(losses[0], rel=1e-3 if apart else 2e-6)
     return losses
-
-
-def weights_in_groups(params, config):
-    """The same model with the rows of queries, keys and values in groups."""
-    N, K, D, M = config.heads, config.key_heads, config.features, config.groups
-
-    def one(path, x):
-        if "qkv" not in [getattr(key, "key", "") for key in path] or M == 1:
-            return x
-        q, k, v = np.split(x, [N * D, (N + K) * D])
-        parts = [part.reshape(M, -1, *x.shape[1:]) for part in (q, k, v)]
-        return np.concatenate(parts, 1).reshape(x.shape)
-
-    return tree.map_with_path(one, params)
 
 
 @functools.cache
@@ -180,7 +166,7 @@ def test_files_are_read_and_written_in_the_form_of_one_device(axes, how, tmp_pat
     layout = layouts.layout(axes, config, B, T, **how)
     order = placement.order(config.layers, layout.plan)
     read, _ = weights.load(tmp_path / "m", layout.places(), None, layout.config, order=order)
-    tree.map(np.testing.assert_array_equal, read, layout.placed(weights_in_groups(params, layout.config)))
+    tree.map(np.testing.assert_array_equal, read, layout.placed(placement.in_groups(params, layout.config)))
     table = next(leaf for leaf in tree.leaves(read["layers"]) if leaf.ndim > 2)
     assert np.prod(table.sharding.shard_shape(table.shape)) < table.size
     weights.save(tmp_path / "again", layout.whole(read), layout.config)
@@ -217,17 +203,22 @@ def text(tmp_path):
 def test_commands(options, text, tmp_path, capsys):
     out = tmp_path / "out"
     assert cli.main([*RUN, *options, "--data", text, "--out", str(out)]) == 0
-    assert "validation loss" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    before = re.search(r"validation loss +(\S+) before", said)
+    assert before
+    if "fsdp=2,model=2" in options:  # heads in groups are the same model
+        assert cli.main([*RUN, *options[2:], "--data", text, "--out", str(tmp_path / "one")]) == 0
+        assert f" {before[1]} before" in capsys.readouterr().out
     assert cli.main(["generate", "--model", str(out), "--bytes", "--tokens", "3"]) == 0
     for name in ("config.json", weights.SINGLE):
         (out / name).unlink()
-    again = [*RUN, *options[2:], "--data", text, "--out", str(out)]
+    repeated = [*RUN, *options[2:], "--data", text, "--out", str(out)]
     if "stage=2" in options:
-        assert cli.main([*again, "--mesh", "stage=4", "--accumulate", "4", "--chunks", "1"]) == 2
+        assert cli.main([*repeated, "--mesh", "stage=4", "--accumulate", "4", "--chunks", "1"]) == 2
     elif "expert=2" in options:  # the form of one device, on which the run goes on
-        assert cli.main(again) == 0
+        assert cli.main(repeated) == 0
     else:
-        assert cli.main(again) == 2
+        assert cli.main(repeated) == 2
         assert "has checkpoints of another form" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""The simulated network: which collectives take how much longer, and that values are the same."""
+"""The simulated network: times of collectives between hosts, and values."""
 
 import numpy as np
 import pytest

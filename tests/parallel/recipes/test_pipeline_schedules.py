@@ -206,7 +206,7 @@ def test_values_and_gradients(schedule, v, n, M, data):
 
 
 def with_angles(layers, x):
-    """Values that are the same on all ranks, as of positions, are cast where they meet others."""
+    """A stage with values that are the same on all ranks, as of positions."""
     ones = bnp.cos(0 * bnp.arange(C, dtype="float32"))
     return lax.scan(lambda x, p: (block(x * ones, p), None), x, layers)[0]
 

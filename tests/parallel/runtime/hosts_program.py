@@ -1,4 +1,4 @@
-"""The program of the ranks of test_hosts.py: a step of examples/llm on two hosts of two processes.
+"""The program of test_hosts.py: steps of examples/llm on two hosts.
 
 Usage: ``mpirun -n 4 hosts_program.py step|sum LAUNCHER PORT``. MPI moves the data, and LAUNCHER names whose variables
 say where a process is: they are those that it sets on two hosts. ``sum`` is one collective alone.
@@ -17,7 +17,7 @@ SIZE, LOCAL = 4, 2
 
 
 def variables(launcher, rank, port):
-    """What a launcher sets for a process."""
+    """Variables of a process that a launcher sets."""
     host, local = divmod(rank, LOCAL)
     at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return {

@@ -1,7 +1,8 @@
-"""Several hosts, rehearsed on one: processes with the variables of launchers, and a simulated network."""
+"""Several hosts, rehearsed on one: variables of launchers, simulated network."""
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -61,4 +62,4 @@ def test_a_step_on_two_hosts_of_two_processes(launcher, monkeypatch):
 def test_a_network_that_is_slower_than_the_deadline_ends_the_job():
     done = run("sum", "torchrun", "2hosts,30s,1GB/s", BLUFUNC_DEADLINE="3")
     assert done.returncode == ABORTED
-    assert "has waited 3 s in #1 all_gather over processes" in done.stderr
+    assert re.search(r"has waited 3 s in #\d all_gather over processes, 12 bytes", done.stderr)
