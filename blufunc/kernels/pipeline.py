@@ -50,13 +50,9 @@ with _lazy.modules(
 ):  # for programs with a budget or large reductions, and for targets with epilogues
     from blufunc.kernels.recompute import budget as budgets
     from blufunc.kernels.rewrites import (
-        generated_operands,
-        group_reductions,
         packed_outputs,
-        partial_reductions,
         pointwise_epilogue,
         row_gemm,
-        short_axes,
         split_float32,
         split_float32_attention,
         user_kernel_fusion,
@@ -65,6 +61,12 @@ with _lazy.modules(
     from blufunc.kernels.rewrites.loops import branches_to_selects, hoisted_matmuls, loop_invariants
     from blufunc.kernels.rewrites.loops import pointwise_control_flow as point_control
     from blufunc.kernels.rewrites.matmuls import merged_products
+    from blufunc.kernels.rewrites.reductions import (
+        generated_operands,
+        group_reductions,
+        partial_reductions,
+        short_axes,
+    )
 
 Planned = Callable[[Eqn], bool]
 

@@ -25,7 +25,7 @@ from blufunc.kernels.recompute.epilogue import (
     with_recomputed_results,
     with_result,
 )
-from blufunc.kernels.rewrites.partial_reductions import with_partial_sums
+from blufunc.kernels.rewrites.reductions.partial_reductions import with_partial_sums
 from blufunc.kernels.schedule import OpaqueStep
 from tests.kernels.backends.cuda.library.test_split_gemm import products
 from tests.kernels.backends.cuda.test_program import on

@@ -12,7 +12,7 @@ from blufunc.core.ir.jaxpr import eval_jaxpr
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda.device_model import H200
 from blufunc.kernels.fusion.iteration_space import reduces
-from blufunc.kernels.rewrites.group_reductions import with_columns_first
+from blufunc.kernels.rewrites.reductions.group_reductions import with_columns_first
 
 EAGER = replace(H200, launch=0.0)  # any sector that is read again is worth a launch
 BF16, F32 = dtypes.bfloat16, np.dtype("float32")

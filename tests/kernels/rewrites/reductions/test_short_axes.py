@@ -10,9 +10,9 @@ from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda.device_model import H200
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.program import Draft
-from blufunc.kernels.rewrites import generated_operands
 from blufunc.kernels.rewrites.parts import MOST_PARTS
-from blufunc.kernels.rewrites.short_axes import with_unrolled_short_axes
+from blufunc.kernels.rewrites.reductions import generated_operands
+from blufunc.kernels.rewrites.reductions.short_axes import with_unrolled_short_axes
 
 N = 300
 

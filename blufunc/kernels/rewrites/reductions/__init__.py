@@ -1,0 +1,1 @@
+"""Rewrites of reductions and of what they read. ``pipeline.py`` has their order."""
