@@ -58,6 +58,7 @@ def test_jax_itself_is_not_mixed_in():
     assert "JAX is already imported" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_scripts_and_modules(tmp_path):
     (tmp_path / "script.py").write_text("import jax, sys\nprint(jax.numpy.arange(3).sum(), sys.argv[1:])")
     for how in (["script.py"], ["-m", "script"]):
@@ -443,6 +444,7 @@ def test_traces_of_libraries():
     assert out == ["[Array(0., dtype=float32)] ['sin', 'mul']", "True 0.0"]
 
 
+@pytest.mark.slow
 def test_what_libraries_read():
     out = run(
         """

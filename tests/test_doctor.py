@@ -16,6 +16,7 @@ def by_name(found):
     return {line.what: line for line in found}
 
 
+@pytest.mark.slow
 def test_this_machine():
     found = by_name(doctor.examine(rates=False))
     assert {"blufunc", "Python", "numpy", "threads", "BLAS", "NVRTC", "CUDA", "MPI", "cache"} <= set(found)
@@ -59,6 +60,7 @@ def test_a_compiler_that_does_not_work_is_a_fault(monkeypatch):
     assert line.status == "fault" and "/bin/false" in line.found and "unset CXX" in line.fix
 
 
+@pytest.mark.slow
 def test_a_failing_examination_is_a_line_among_others(monkeypatch):
     def _blas():
         raise OSError("cannot open shared object")

@@ -53,6 +53,7 @@ def test_an_import_loads_what_every_program_needs(program):
     assert sum(m.split(".")[0] == "blufunc" for m in modules) <= MODULES
 
 
+@pytest.mark.slow
 def test_a_jitted_program_on_the_cpu_loads_no_cuda_module():
     modules = loaded_by("""
         import blufunc as bf
@@ -83,6 +84,7 @@ def test_deferred_names_are_found(package):
         assert not isinstance(getattr(package, name), _lazy._Recorded), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["blufunc.explain", "blufunc.parallel.recipes.dropless_experts"])
 def test_a_function_keeps_its_place_beside_a_module_of_its_name(module):
     package, _, name = module.rpartition(".")

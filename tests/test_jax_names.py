@@ -10,6 +10,7 @@ def found():
     return count.counted()
 
 
+@pytest.mark.slow
 def test_missing_names_have_reasons(found):
     missing = {f"{module}.{name}" for module, (_, names) in found.items() for name in names}
     reasons = count.reasons()

@@ -10,6 +10,7 @@ import blufunc.numpy as bnp
 from blufunc import errors
 
 
+@pytest.mark.slow
 def test_live_arrays_are_those_that_python_holds():
     x, y = (
         bnp.ones((3, 1, 5, 1, 1)),

@@ -112,6 +112,7 @@ def test_more_takes_a_part_of_each_family():
     }
 
 
+@pytest.mark.slow
 def test_tiers_divide_the_tests(tmp_path):
     """With xdist, whose workers count what is left out."""
     (tmp_path / "test_rows.py").write_text(TESTS)

@@ -13,6 +13,7 @@ OF_LAYER = 5 + 4 + 2 * 5
 """Matmuls of a layer: forward, recomputed but for the last, and backward."""
 
 
+@pytest.mark.slow
 def test_a_dry_run(monkeypatch, capsys):
     """All that the command prints, of the baseline and the variant that has a state."""
     recorded = []

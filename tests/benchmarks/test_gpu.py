@@ -94,6 +94,7 @@ def test_rows_before_a_failure_are_kept(record, capfd):
     assert "no such thing" in found["rows"][1]["error"]
 
 
+@pytest.mark.slow
 def test_rows_before_the_limit_are_kept(record, capfd):
     found = record(GOOD + "import time; time.sleep(60)", limit=2.0)
     assert found["rows"][0]["us"] == 2.0

@@ -13,6 +13,7 @@ from examples.llm import model, weights
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8]] * 2
 
 
+@pytest.mark.slow
 def test_both_continuations_are_one_program(tmp_path):
     sizes = dataclasses.replace(SIZES["cpu"], short=2, long=6)
     weights.save(tmp_path / "m", model.init(random.key(0), sizes.config), sizes.config)

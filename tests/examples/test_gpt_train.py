@@ -186,6 +186,7 @@ def test_anew_and_other_settings_start_again(run, monkeypatch, capsys):
         assert len(history(out)["train"]) == int(options[-1])
 
 
+@pytest.mark.slow
 def test_a_batch_whose_loss_diverges_is_skipped(run, monkeypatch, capsys):
     """The run goes back to the last checkpoint, and past the batch."""
     make_step, seen = train.make_step, []
@@ -301,6 +302,7 @@ def test_a_run_goes_on_from_any_folder(run, text, tmp_path, monkeypatch):
     assert cli.main(["--resume", str(out), "--steps", "14", "--no-progress"]) == 0
 
 
+@pytest.mark.slow
 def test_a_run_on_token_shards(tmp_path, capsys):
     header = np.zeros(256, "<i4")
     header[:3] = 20240520, 1, 600
@@ -394,6 +396,7 @@ def test_a_checkpoint_of_a_preset_that_is_gone(run, monkeypatch, capsys):
     assert "another version" in said and "its preset is 'nano', and this version knows tiny" in said
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_preset(run, tmp_path, capsys):
     out = run("run")
     assert cli.main(["--resume", str(out), "--preset", "tiny", "--steps", "20"]) == 2

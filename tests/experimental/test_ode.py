@@ -44,6 +44,7 @@ def loss(y0, t, a, b):
     return ys["u"].sum() + ys["v"][2]
 
 
+@pytest.mark.slow
 def test_derivatives_by_the_adjoint():
     args = (Y0, T, exact(2.0), exact(0.1))
     grads = bf.jit(bf.grad(loss, (0, 1, 2, 3)))(*args)
@@ -56,6 +57,7 @@ def test_derivatives_by_the_adjoint():
         np.testing.assert_allclose(np.sum(np.asarray(g) * t), float(moved[0] - moved[1]) / (2 * h), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_closures_batches_and_second_derivatives():
     y0 = exact([1.0, 2.0])
     f = lambda b: odeint(lambda y, t: -b * y, y0, T[:2])[-1].sum()

@@ -67,7 +67,7 @@ def test_operations_interpreted(rows):
     assert_agrees(cases, exact=False)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize("rows", chunks(ROWS, 400), ids=lambda rows: f"from-{rows[0][0].id}-{rows[0][1]}")
 def test_operations_compiled(rows):

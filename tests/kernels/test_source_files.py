@@ -219,6 +219,7 @@ def test_device_sources_compile(name, arch):
     assert len(resources(binary)) == source.count('extern "C" __global__')
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", HOST_SOURCES)
 def test_host_sources_compile(name):
     compiler = shutil.which("g++") or shutil.which("clang++")

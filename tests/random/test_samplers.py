@@ -135,6 +135,7 @@ def test_randint_reaches_the_whole_range():
 # -- distributions ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     "samples, cdf",
     [
@@ -288,6 +289,7 @@ def test_uniform_is_differentiable_in_its_bounds():
     np.testing.assert_allclose(t, u, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_derivative_of_a_gamma_sample_keeps_its_quantile():
     keys, shapes, h = random.split(KEY, 3), np.array([0.5, 2.0, 9.0]), 1e-5
     slopes = [

@@ -361,6 +361,7 @@ def sequences(names, longest):
                 yield names_
 
 
+@pytest.mark.sampled(38)
 @pytest.mark.parametrize("names", [*sequences(["jit", "vmap", "grad", "jvp"], 3)], ids="-".join)
 def test_every_order_of_three(names):
     check(names, EVERYTHING)
@@ -418,6 +419,7 @@ def test_every_operation(op, names):
             check(names, program)
 
 
+@pytest.mark.slow
 def test_third_derivatives_of_both_modes():
     """Every order of modes gives the same symmetric form."""
     f = weighted(EVERYTHING.on_blufunc)
@@ -457,6 +459,7 @@ def test_random_compositions_of_random_programs(program, names):
         reject()
 
 
+@pytest.mark.slow
 @given(_PROGRAMS, hs.lists(hs.booleans(), min_size=4, max_size=4))
 @settings(max_examples=40)
 def test_jit_changes_nothing_wherever_it_stands(program, where):

@@ -61,6 +61,7 @@ def test_public_functions_say_what_they_return(checked):
     assert checked.poor() == dict.fromkeys(census.ALLOWED, "returns Any")
 
 
+@pytest.mark.slow
 def test_declared_methods_are_those_that_are_installed():
     """``ArrayMethods`` has the parameters of the functions that are installed."""
     source = ast.parse(inspect.getsource(ArrayMethods))

@@ -38,7 +38,6 @@ def trained(settings, out, text, **how):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_run_lowers_the_loss_and_goes_on_to_the_bit(rank, tmp_path, text):
     settings = dataclasses.replace(SETTINGS, steps=8, rank=rank, targets=finetune.TARGETS)

@@ -166,6 +166,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_processes_agree(tmp_path):
     """With different hashes of strings, and so different orders of sets."""
     script = tmp_path / "script.py"

@@ -182,6 +182,7 @@ def test_plans_for_a_gpu_come_back(name, arch, folder, monkeypatch):
     assert in_steps == {id(k) for ws in found.wanted.values() for w in ws for k in w.kernels}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_plans_for_the_cpu_come_back(name, folder, monkeypatch):
     made = host(name)
@@ -191,7 +192,7 @@ def test_plans_for_the_cpu_come_back(name, folder, monkeypatch):
     assert found.text == made.text and found.names == made.names
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [cuda, host])
 def test_plans_within_a_budget_come_back(make, folder, monkeypatch):
     name = "training, float32"
@@ -205,6 +206,7 @@ def test_plans_within_a_budget_come_back(make, folder, monkeypatch):
     assert found.schedule.bought.made is found.schedule and found.schedule.plan.peak_bytes <= budget
 
 
+@pytest.mark.slow
 def test_programs_run_from_disk(folder, monkeypatch):
     """Bit for bit as before, in a function under jit that knows nothing of the first."""
     monkeypatch.setattr(config, "host_compiler", "always")
@@ -219,7 +221,7 @@ def test_programs_run_from_disk(folder, monkeypatch):
         np.testing.assert_array_equal(got, x)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("low", [False, True])
 def test_programs_run_from_disk_on_a_device(low, folder, monkeypatch):
     """With the same launches in the same graphs."""
@@ -759,6 +761,7 @@ def test_primitives_of_plans_are_ours():
             fingerprint.primitive(name)
 
 
+@pytest.mark.slow
 def test_plans_count_towards_the_size_of_the_folder(folder, monkeypatch):
     small = DiskCache(folder, limit_bytes=200_000)
     monkeypatch.setattr(plan_store, "_disk", lambda folder: small)

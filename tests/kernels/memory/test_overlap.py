@@ -140,6 +140,7 @@ def programs(draw):
     return p
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, database=None, derandomize=True)
 @given(programs(), st.integers(0, 1 << 14))
 def test_random_plans_are_sound(p, room):

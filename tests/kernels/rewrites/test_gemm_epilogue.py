@@ -277,6 +277,7 @@ def test_scans_write_over_what_they_carry_on_a_device(name, monkeypatch):
     carries(name, bf.devices("cuda")[0], monkeypatch)
 
 
+@pytest.mark.slow
 def test_gradients_of_microbatches_are_in_memory_once(fake, cuda, monkeypatch):
     args = on(cuda, uniform(160, 240), uniform(5, 8, 160))
 

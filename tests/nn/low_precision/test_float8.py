@@ -306,7 +306,7 @@ TRAINED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_gpt_trains_as_in_float32(name, in_float32):
     losses = trained(TRAINED[name]())

@@ -214,6 +214,7 @@ def deep(params, x):
     return (x**2).mean()
 
 
+@pytest.mark.slow
 def test_recomputation_is_part_of_the_answer_if_memory_requires_it():
     args = {"w": floats(64, 64)}, floats(4096, 64)
     free = bf.parallel.search(sgd(deep), *args, **FOUR, plans=6)

@@ -92,6 +92,7 @@ def test_pipelines_are_near_the_plans_of_the_recipe(name):
     assert 0.7 * plan.peak_bytes <= pipeline.peak_bytes <= 1.3 * plan.peak_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["1f1b", "interleaved"])
 def test_the_code_computes_what_one_device_computes(name):
     args = {"up": floats(4, 8, 16), "down": floats(4, 16, 8)}, floats(32, 8)

@@ -40,7 +40,6 @@ def in_buckets(size):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size, count", [(1, len(LEAVES)), (10**9, 1), (BYTES // 3, None)])
 def test_one_all_reduce_a_bucket_and_the_same_values(size, count):
     f = in_buckets(size)

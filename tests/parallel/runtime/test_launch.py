@@ -44,6 +44,7 @@ def test_ranks_with_different_programs_are_told_where_they_differ():
     assert "rank 1: no further collective" in out
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_ranks_with_different_shapes_get_an_error():
     code, out, err, _ = run("-n", 2, PROGRAM, "shapes")
@@ -53,6 +54,7 @@ def test_ranks_with_different_shapes_get_an_error():
     assert "rank 1: all_reduce(f64[4]" in err
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_killed_rank_ends_the_job_and_is_named():
     code, out, err, seconds = run("-n", 4, PROGRAM, "kill")
@@ -131,6 +133,7 @@ def test_an_exit_code_ends_the_job(script):
     assert "rank 0: before its first collective" in err
 
 
+@pytest.mark.slow
 def test_a_signal_is_forwarded_and_those_who_ignore_it_are_killed(script):
     process = start("-n", 2, "--engine", "nccl", "--grace", 0.2, script, "deaf")
     seen = [process.stdout.readline() for _ in range(4)]

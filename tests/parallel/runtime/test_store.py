@@ -440,6 +440,7 @@ def test_400_idle_connections_under_a_limit_of_200_files_keep_no_rank_out():
         process.stdin.close()
 
 
+@pytest.mark.slow
 def test_hundreds_of_ranks_have_one_connection_and_no_thread_each_in_the_server(server, ranks):
     before = threading.active_count()
     found = ranks(100)

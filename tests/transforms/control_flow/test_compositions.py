@@ -214,6 +214,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", POLICIES)
 @REVERSE
 def test_under_checkpoint(name, policy):
@@ -242,6 +243,7 @@ def test_checkpoint_inside(name):
     close(grad(f)(xs), grad(g)(xs))
 
 
+@pytest.mark.sampled(2)
 @ALL
 def test_inside_a_rule_of_forward_mode(name):
     """A jitted derivative in a rule: one loop or branch with values and tangents."""
@@ -297,6 +299,7 @@ def test_programs_are_traced_once(name):
     assert len(count) == 2
 
 
+@pytest.mark.slow
 def test_what_is_mapped_may_be_anything():
     """Mapped parts of a loop in a branch: choice, condition, body, carry."""
 

@@ -194,6 +194,7 @@ def along(f, ts):
     return lambda xs: sum([(a * t).sum() for a, t in zip(grad(f)(xs), ts, strict=True)], 0.0)
 
 
+@pytest.mark.sampled(4)
 @ALL
 def test_roots(name):
     problem = PROBLEMS[name]
@@ -203,6 +204,7 @@ def test_roots(name):
     check_jaxpr(make_jaxpr(problem.custom)(*problem.args))
 
 
+@pytest.mark.slow
 @ALL
 def test_first_derivatives(name):
     f, g, xs = losses(name)
@@ -215,6 +217,7 @@ def test_first_derivatives(name):
         close(gradient(xs), want, TOL)
 
 
+@pytest.mark.slow
 @ALL
 def test_second_derivatives(name):
     f, g, xs = losses(name)
@@ -225,6 +228,7 @@ def test_second_derivatives(name):
     close(jit(grad(lambda xs: jvp(f, (xs,), (ts,))[1]))(xs), want, TOL)
 
 
+@pytest.mark.slow
 @ALL
 def test_batches(name):
     f, g, xs = losses(name)

@@ -249,6 +249,7 @@ def test_second_derivatives(name):
     close(jit(grad(along(f, ts, False)))(xs), want, TOL)
 
 
+@pytest.mark.slow
 @REVERSE
 def test_batches(name):
     f, g, xs = losses(name)

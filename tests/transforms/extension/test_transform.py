@@ -84,6 +84,7 @@ def problem(program):
     return (lambda xs: program.run(LAX, *with_floats(xs))), xs, ts
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_forward_mode_of_programs(name):
     f, xs, ts = problem(PROGRAMS[name])

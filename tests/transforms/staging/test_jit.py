@@ -431,6 +431,7 @@ def test_weak_types_of_arguments_and_results():
     assert f(3.0).dtype == np.float32
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_alive():
     import weakref
 
@@ -686,6 +687,7 @@ def test_results_do_not_share_storage():
     assert not np.shares_memory(np.asarray(x), np.asarray(y))
 
 
+@pytest.mark.slow
 def test_nothing_of_a_dead_function_is_kept():
     f = jit(lambda x: total(ew.sin(x)))
     outer = jit(grad(f))

@@ -49,6 +49,7 @@ def test_clear_caches():
     assert (f.trace_count, g.trace_count) == (2, 2)
 
 
+@pytest.mark.slow
 def test_functions_are_not_kept_for_clear_caches():
     before = sum(1 for _ in bf.transforms.staging.jit._jitted)
     f = bf.jit(lambda x: x)

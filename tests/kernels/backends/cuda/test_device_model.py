@@ -32,6 +32,7 @@ def _repeated(source):
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_figures_of_a_device_are_in_the_device_model_alone():
     folder = Path(blufunc.kernels.__file__).parent
     found = {str(p.relative_to(folder)): _repeated(p.read_text()) for p in folder.rglob("*.py")}

@@ -243,6 +243,7 @@ def test_residuals_wait_on_the_host(policy, cuda, fake, mode):
     assert f"{price.copies_out} to the host" in text and "in the memory of the host" in text
 
 
+@pytest.mark.slow
 def test_offloading_lowers_the_peak_as_the_plan_says(cuda, fake, mode):
     """Wide activations, small weights: the plan's peak is that of the allocator."""
     w, x = from_numpy(uniform(8, 16, 16), cuda), from_numpy(uniform(1 << 10, 16), cuda)
@@ -278,7 +279,7 @@ def scanned(policy, reverse=False, stacked=False):
     return bf.value_and_grad(loss, argnums=(0, 1))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("stacked", [False, True], ids=["carry", "outputs"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_scans_offload_their_residuals(stacked, reverse, cuda, fake, mode):
@@ -297,6 +298,7 @@ def test_scans_offload_their_residuals(stacked, reverse, cuda, fake, mode):
     assert not any("stays on the device" in note for note in sight.notes)
 
 
+@pytest.mark.slow
 def test_a_scan_has_the_peak_of_its_unrolled_layers(cuda, fake, mode):
     """Wide activations, small weights; the allocator sees what the plan says."""
     w, x = from_numpy(uniform(8, 16, 16), cuda), from_numpy(uniform(1 << 10, 16), cuda)
@@ -460,7 +462,7 @@ def run(equations, offloads, x, y):
     return values[-1], sum(v.mean() for v in values)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", [False, True])
 def test_random_programs(graphs, cuda, fake, monkeypatch):
     monkeypatch.setattr(config, "check", True)
@@ -555,6 +557,7 @@ def deep(ws, x):
     return (x.astype("float32") ** 2).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share, most", [(0.9, 0.005), (0.7, 0.1)])
 def test_a_budget_offloads_where_that_is_cheaper(share, most):
     """Recomputation alone costs 4% and 11%: the link hides some of it."""
@@ -571,6 +574,7 @@ def test_a_budget_offloads_where_that_is_cheaper(share, most):
     assert "offloaded to the memory of the host instead of saved" in str(made)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layers", [residual_layers, residual_scan], ids=["layers", "scan"])
 def test_results_within_a_budget_are_the_same(layers, cuda, fake, mode, monkeypatch):
     """A link that is fast enough for small arrays."""
@@ -592,6 +596,7 @@ def scanned_deep(ws, x):
     return (x.astype("float32") ** 2).sum()
 
 
+@pytest.mark.slow
 def test_a_budget_sees_the_residuals_of_a_scan():
     """It does with them what it does with those of unrolled layers."""
     x, most = types((1 << 15, 2048))[0], 1 << 50
@@ -608,6 +613,7 @@ def test_a_budget_sees_the_residuals_of_a_scan():
     assert made.host_bytes == same.host_bytes
 
 
+@pytest.mark.slow
 def test_a_budget_fills_no_more_of_the_host_than_it_may(monkeypatch):
     """Two thirds of what it would offload: the rest is recomputed."""
     ws, x = types(*[(2048, 2048)] * 12), types((1 << 15, 2048))[0]

@@ -68,6 +68,7 @@ def agree(op, dtype, got, want, tolerance):
         assert_close(g, w, dtype, op.tol * tolerance, f"{op.id} in {dtype}")
 
 
+@pytest.mark.sampled(55)
 @pytest.mark.parametrize("op, dtype", CASES)
 def test_operations(op, dtype, cuda):
     """Each operation, eagerly and under jit."""
@@ -108,6 +109,7 @@ def control_flow(name, device, rtol=1e-9):
         same(f(*there), want, rtol)
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_control_flow(name, cuda):
     """Loops and branches, whose closed-over arrays are passed as arguments."""
@@ -490,6 +492,7 @@ def without_key_bias(params):
     return params
 
 
+@pytest.mark.slow
 def test_a_language_model_trains_as_on_the_cpu(fake, monkeypatch):
     want_losses, want, _ = language_model(5)
     monkeypatch.setattr(config, "default_device", "cuda")

@@ -153,6 +153,7 @@ def test_loops_are_nodes(name, fake, cuda, repeating):
     assert in_one_kernel or name in ("no round", "few rounds") or fake.nodes
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_loops_of_the_host(name, fake, cuda, monkeypatch):
     monkeypatch.setattr(config, "cuda_graphs", False)

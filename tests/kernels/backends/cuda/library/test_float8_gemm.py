@@ -156,6 +156,7 @@ def test_a_refused_gemm_is_dequantized(fake, cuda, monkeypatch):
 START = "typedef signed char int8_t;"
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_the_casts_compile():
     w, x = operands()

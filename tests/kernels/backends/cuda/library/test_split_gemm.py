@@ -81,6 +81,7 @@ def operands(equation, sizes=()):
     ]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_what_the_kernel_multiplies(name, fake, cuda):
     equation, sizes, whole = EQUATIONS[name]
@@ -147,6 +148,7 @@ def test_flops_are_those_of_three_products(cuda):
 # -- what they mean ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", CASES)
 def test_values(name, cuda, any_size):
     """Under all transformations; and a second run gives the same bits."""

@@ -129,6 +129,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BY_HAND)
 def test_schedules(machine, name):
     """The thread mapping is the expected one, and results match the interpreter."""
