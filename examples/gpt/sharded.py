@@ -241,8 +241,10 @@ def value_and_grad(
     """
     lie = lambda kind, values: specs({kind: values}, plan)[kind]
     if plan.has("stage"):
-        how = {"layers": "blocks", "own_loss": bool(config.experts), "order": order_of(config.context, plan)}
-        return of_pipeline(*map(cast, _parts(config, plan)), plan, lie, **how)
+        embed, stage, loss = map(cast, _parts(config, plan))
+        order = order_of(config.context, plan)
+        own_loss = bool(config.experts)
+        return of_pipeline(embed, stage, loss, plan, lie, layers="blocks", own_loss=own_loss, order=order)
     wired = wiring(config, plan)
     return accumulated(cast(lambda params, tokens: model.loss(params, tokens, config, wired)), plan, lie)
 

@@ -42,6 +42,7 @@ _LEAVES = "the leaves are of another type than those of the argument"
 _TREE = "the structure that the caller gives says what it is"
 _SYMBOLIC = "an array or a symbolic zero: rules pass it on"
 _LAYER = "a pair of functions of pytrees"
+_REGION = "the function, or a decorator of one; either may take another keyword, out_sharding"
 
 # Callables whose result is Any, by reason.
 ALLOWED = {
@@ -99,6 +100,7 @@ ALLOWED = {
         ),
         _LAYER,
     ),
+    **dict.fromkeys(("blufunc.sharding.auto_axes", "blufunc.sharding.explicit_axes"), _REGION),
 }
 
 

@@ -10,7 +10,7 @@ import blufunc as bf
 from blufunc import nn, tree
 from blufunc.errors import DataError
 from examples.gpt import data
-from examples.llm import cli, finetune, model, peft, quantized, weights
+from examples.llm import cli, finetune, model, peft, placement, quantized, weights
 from examples.llm.config import TINY, Config
 from tests.benchmarks.test_llm_decoding import LLAMA_1B
 from tests.examples.llm.test_llm_model import params_of
@@ -156,7 +156,9 @@ def planned_step(layers):
     params = bf.eval_shape(lambda p: quantized.quantized(p, "nf4"), weights.types(config, "bfloat16"))
     adapters = bf.eval_shape(lambda: finetune.init_adapters(params, settings))
     optimizer = finetune.make_optimizer(settings)
-    step = finetune.make_step(finetune.make_loss(config, settings, None), optimizer)
+    layout = placement.Layout(config=config)
+    loss = finetune.make_loss(layout, settings, None)
+    step = finetune.make_step(loss, optimizer, layout, settings, None)
     tokens = bf.ShapeDtypeStruct((1, 513), "int32")
     return bf.explain(
         step, adapters, bf.eval_shape(optimizer.init, adapters), params, tokens, device="cuda:sm_90"
