@@ -174,6 +174,71 @@ def test_lowerings_that_call_python():
     ]
 
 
+def test_definitions_of_other_types():
+    """Results of another size than the promised one would be read beyond their end."""
+    out = run(
+        """
+        import itertools
+        import jax, jax.numpy as jnp
+        from jax.extend.core import Primitive
+        from jax.interpreters import mlir
+
+        wrong = {
+            "shape": lambda x: jnp.sort(x[:100]), "dtype": lambda x: x.astype("int32"), "rank": lambda x: x[0],
+            "none": lambda x: x * 2,
+        }
+        ways = {
+            "rule": lambda p, f: mlir.register_lowering(p, lambda ctx, x: [f(x)]),
+            "lower_fun": lambda p, f: mlir.register_lowering(p, mlir.lower_fun(f, multiple_results=False)),
+            "impl": lambda p, f: p.def_impl(f),
+        }
+        for (kind, f), (way, register) in itertools.product(wrong.items(), ways.items()):
+            prim = Primitive(kind)
+            prim.def_abstract_eval(lambda x: x)
+            register(prim, f)
+            try:
+                print(way, jax.jit(prim.bind)(jnp.ones(300))[:2])
+            except TypeError as error:
+                print(way, error.what)
+        """
+    )
+    told = {"shape": "f32[100]", "dtype": "i32[300]", "rank": "f32[]"}
+    assert out == [
+        *(
+            f"{way} the definition (lower=) of {kind} returns {found}, and abstract says f32[300]."
+            for kind, found in told.items()
+            for way in ("rule", "lower_fun", "impl")
+        ),
+        *(f"{way} [2. 2.]" for way in ("rule", "lower_fun", "impl")),
+    ]
+
+
+def test_lowerings_of_a_platform():
+    out = run(
+        """
+        import jax
+        from jax.extend.core import Primitive
+        from jax.interpreters import mlir
+
+        for platforms in (["cpu"], ["cpu", None], [None, "cpu"], ["cuda", "cpu"]):
+            prim = Primitive("of_a_platform")
+            prim.def_abstract_eval(lambda x: x)
+            for platform in platforms:
+                by = {None: 1.0, "cpu": 2.0, "cuda": 3.0}[platform]
+                mlir.register_lowering(prim, lambda ctx, x, by=by: [x * by], platform=platform)
+            print(jax.jit(prim.bind)(1.0))
+        prim = Primitive("of_a_platform")
+        prim.def_abstract_eval(lambda x: x)
+        mlir.register_lowering(prim, lambda ctx, x: [x], platform="cuda")
+        try:
+            jax.jit(prim.bind)(1.0)
+        except NotImplementedError as error:
+            print(error)
+        """
+    )
+    assert out[:4] == ["2.0", "1.0", "1.0", "2.0"] and "no lowering rule" in out[4]
+
+
 def test_errors_of_callbacks():
     out = run(
         """

@@ -17,6 +17,7 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.ir.trace import Array
 from blufunc.core.primitives.linear_ops import zeros
+from blufunc.core.primitives.rule_errors import check_defined_types
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import value_or_none
@@ -66,6 +67,7 @@ def lowered(prim: Any, rule: Callable, avals: Sequence[ShapedArray], params: dic
 
     Raises:
       UnsupportedError: the rule fails, as one does that builds operations of MLIR, or its results are not values.
+      JaxprTypeError: the results are of other types than the primitive's.
     """
     outs = prim.typed(tuple(avals), params)
     context = LoweringRuleContext(prim, list(avals), list(outs) if prim.multiple_results else [outs])
@@ -88,7 +90,9 @@ def lowered(prim: Any, rule: Callable, avals: Sequence[ShapedArray], params: dic
             ) from e
         return values
 
-    return stage(defined, avals, prim.name)
+    jaxpr = stage(defined, avals, prim.name)
+    check_defined_types(prim, jaxpr.out_avals, outs)
+    return jaxpr
 
 
 def emit_python_callback(

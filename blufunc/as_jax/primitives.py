@@ -21,6 +21,7 @@ from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.ir.trace import EVAL, set_trace, state
 from blufunc.core.primitives.primitive import Primitive as CorePrimitive
 from blufunc.core.primitives.primitive import concrete
+from blufunc.core.primitives.rule_errors import check_defined_types
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 from blufunc.core.programs.stage import stage
 
@@ -130,6 +131,7 @@ primitive_transposes = _Table("transpose", _transpose)
 primitive_batchers = _Table("batch", _batch)
 axis_primitive_batchers = _Table("batch", _batch_over_axis)
 _lowerings: dict[CorePrimitive, Any] = {}
+_cpu_lowerings: dict[CorePrimitive, Any] = {}
 
 
 class _LowerFun:
@@ -152,11 +154,17 @@ def lower_fun(fun: Callable, multiple_results: bool = True) -> _LowerFun:
 def register_lowering(
     prim: CorePrimitive, rule: Any = None, platform: str | None = None, **options: Any
 ) -> Any:
-    """Set the lowering of a primitive, which ``lower_fun`` makes; also a decorator."""
+    """Set the lowering of a primitive, which ``lower_fun`` makes; also a decorator.
+
+    One for the platform ``"cpu"`` counts where there is none for all: rules are told this platform, whatever the
+    program runs on (``ModuleContext.platforms``). Those for others are never asked.
+    """
     if rule is None:
         return lambda rule: register_lowering(prim, rule, platform)
     if platform is None:
         _lowerings[prim] = rule
+    elif platform == "cpu":
+        _cpu_lowerings[prim] = rule
     return rule
 
 
@@ -216,7 +224,7 @@ class Primitive(CorePrimitive):
 
     def own_definition(self, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
         """The function of ``lower_fun``, what a rule emits, or ``def_impl``."""
-        rule = _lowerings.get(self)
+        rule = _lowerings.get(self, _cpu_lowerings.get(self))
         if rule is not None and not isinstance(rule, _LowerFun):
             return lowering.lowered(self, rule, avals, params)
         fun = self._impl_rule if rule is None else rule.fun
@@ -228,7 +236,9 @@ class Primitive(CorePrimitive):
             out = fun(*xs, **params)
             return list(out) if many else [out]
 
-        return stage(defined, avals, self.name)
+        jaxpr = stage(defined, avals, self.name)
+        check_defined_types(self, jaxpr.out_avals, self.typed(tuple(avals), params))
+        return jaxpr
 
     def jvp(self, primals, tangents, **params):
         return _jvp(self, self._rule(primitive_jvps, "jvp"))(primals, tangents, **params)

@@ -84,6 +84,21 @@ def check_definition(
             )
 
 
+def check_defined_types(prim: Any, found: Sequence[ShapedArray], promised: Any) -> None:
+    """Check the types of the definition's results against those that ``abstract`` returned.
+
+    Compilers allocate what ``abstract`` promised: results of another size would be read beyond their end.
+    """
+    expected = [type_of(a) for a in (promised if prim.multiple_results else (promised,))]
+    got = [type_of(a) for a in found]
+    if got != expected:
+        raise definition_error(
+            prim,
+            f"returns {', '.join(got) or 'nothing'}, and abstract says {', '.join(expected)}",
+            "convert with .astype or reshape in the definition, or correct abstract (out= of an elementwise one)",
+        )
+
+
 def type_of(aval: ShapedArray) -> str:
     """The shape and dtype of a type, without its weakness."""
     return f"{dtypes.short_name(aval.dtype)}[{','.join(map(str, aval.shape))}]"
