@@ -15,7 +15,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.array import from_numpy, lift, scalar
+from blufunc.core.arrays.array import ConcreteArray, from_numpy, is_number, lift, number, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import ints, shape_of, static_int
 from blufunc.core.ir.trace import EVAL, Array, state
@@ -189,6 +189,10 @@ def full(
     shape = shape_of(ints(shape, "full", "shape"), "full")
     if not shape and dtype is None and device is None and not isinstance(fill_value, Array):
         fill_value = lift(fill_value, "the fill value")  # weakly typed if it is a Python number
+        if fill_value.__class__ is ConcreteArray and is_number(fill_value):
+            # an array of its own: traces tell arrays from the numbers that ``lift`` shares
+            weak = fill_value.aval.weak_type
+            return number(from_numpy(np.asarray(fill_value), backend.host_device(), weak))
     if isinstance(fill_value, Array):
         value = fill_value if dtype is None else convert_element_type(fill_value, dtype)
         return linear_ops.broadcast_to(value, shape)

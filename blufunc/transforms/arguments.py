@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import ConcreteArray, lift
+from blufunc.core.arrays.array import PROTOCOLS, ConcreteArray, lift
 from blufunc.core.arrays.memories import Space, kind_of
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import DEVICE, ShapedArray
@@ -142,7 +142,8 @@ def _as_value(x: Any, i: int, name: Callable[[int], str]) -> Array:
 class Auxiliary:
     """Auxiliary results of a function.
 
-    Other leaves than arrays stay as they are, numbers and objects of any kind.
+    Other leaves than arrays stay as they are, numbers and objects of any kind. Objects with a protocol that makes them
+    arrays become these: they may hold a tracer, which must not outlive its trace.
 
     Attributes:
       values: the leaves that are arrays.
@@ -150,6 +151,7 @@ class Auxiliary:
 
     def __init__(self, aux: Any):
         leaves, self.structure = tree.flatten(aux)
+        leaves = [lift(x) if any(hasattr(x, p) for p in PROTOCOLS) else x for x in leaves]
         self.others = {i: x for i, x in enumerate(leaves) if not isinstance(x, Array)}
         self.values = [x for i, x in enumerate(leaves) if i not in self.others]
 

@@ -159,9 +159,19 @@ def test_residuals_that_are_no_arrays():
     assert len(seen) == 3 and all(s == (True, "name", bnp.negative) for s in seen)
 
 
+class Held:
+    """An object that gives an array."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __jax_array__(self):
+        return self.value
+
+
 def test_auxiliary_results_that_are_no_arrays():
     x, kept = bnp.ones(3), (2, "name", np.float64(0.1), bnp.negative)
-    f = lambda x: (x.sum(), {"kept": kept, "x": x})
+    f = lambda x: (x.sum(), {"kept": kept, "x": x, "held": Held(x)})
     for aux in (
         bf.grad(f, has_aux=True)(x)[1],
         bf.value_and_grad(f, has_aux=True)(x)[0][1],
@@ -173,8 +183,43 @@ def test_auxiliary_results_that_are_no_arrays():
     ):
         assert aux["kept"] == kept and [*map(type, aux["kept"])] == [*map(type, kept)]
         np.testing.assert_array_equal(aux["x"], x)
+        np.testing.assert_array_equal(aux["held"] + 1, x + 1)  # the array that it held, and no traced value
     doubled = bf.jit(lambda x: bf.grad(lambda x: (x.sum(), (2, x)), has_aux=True)(x)[1])
     assert doubled(x)[0].dtype == np.int32
+
+
+TRANSFORMS = {
+    "none": lambda f: f,
+    "grad": bf.grad,
+    "value_and_grad": bf.value_and_grad,
+    "hessian": bf.hessian,
+    "jacfwd": bf.jacfwd,
+    "jacrev": bf.jacrev,
+    "jvp": lambda f: lambda x: bf.jvp(f, (x,), (1.0,)),
+    "vjp": lambda f: lambda x: bf.vjp(f, x)[0],
+    "linearize": lambda f: lambda x: bf.linearize(f, x)[0],
+    "linear_transpose": lambda f: lambda x: bf.linear_transpose(f, 1.0)(x),
+    "checkpoint": bf.checkpoint,
+    "grad of checkpoint": lambda f: bf.grad(bf.checkpoint(f)),
+    "vmap of grad": lambda f: lambda x: bf.vmap(bf.grad(f))(x * bnp.ones(2)),
+    "closure_convert": lambda f: lambda x: bf.closure_convert(f, x)[0](x),
+    "platform_dependent": lambda f: lambda x: lax.platform_dependent(x, cpu=f, default=f),
+    "custom_linear_solve": lambda f: lambda x: lax.custom_linear_solve(f, x, lambda mv, b: mv(b)),
+    "branch": lambda f: lambda x: lax.cond(x > 0, f, lambda y: y, x),
+    "autocast": bf.autocast,
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_scalar_arrays_are_constants_under_every_transform(name):
+    """Libraries compare the constants of jaxprs of one function, of which one may be of its gradient."""
+    made = TRANSFORMS[name]
+    for c in (bnp.float32(2.5) + 0, lax.full((), 2.0)):
+        loop = lambda x, c=c: lax.scan(lambda a, _: (a * c, None), x, None, length=2)[0]
+        assert [k is c for k in bf.make_jaxpr(made(loop))(1.0).consts] == [True]
+    for inside in (lambda: 2.5, lambda: np.float32(2.5), lambda: lax.full((), 2.0)):
+        loop = lambda x, n=inside: lax.scan(lambda a, _: (a * n(), None), x, None, length=2)[0]
+        assert not bf.make_jaxpr(made(loop))(1.0).consts
 
 
 def test_constraints_to_one_device(two_devices):

@@ -32,7 +32,12 @@ from blufunc.core.ir.trace import (
     state,
 )
 from blufunc.core.primitives.primitive import derived
-from blufunc.core.primitives.rule_errors import check_definition, check_values, definition_error, type_of
+from blufunc.core.primitives.rule_errors import (
+    check_defined_types,
+    check_definition,
+    check_values,
+    definition_error,
+)
 
 explicit_types: Any = None
 """``parallel/partition/explicit_types``: meshes are above the core."""
@@ -229,7 +234,9 @@ def stage(
     finally:
         source.replay.line = previous
         source.open_scopes(scopes)
-    return jaxpr if joined is None else stage(fun, in_avals, name, labels, line, joined, n_carry)
+    return (
+        jaxpr if joined is None else stage(fun, in_avals, name, labels, line, joined, n_carry, keeps_arrays)
+    )
 
 
 def stage_body(
@@ -248,7 +255,7 @@ def stage_body(
     """
     try:
         types = TraceTypes(values, in_avals)
-        return stage(fun, in_avals, name, labels, None, types, n_carry, keeps_arrays=_keeps_arrays())
+        return stage(fun, in_avals, name, labels, None, types, n_carry, keeps_arrays=keeps_arrays())
     except UntypedError as error:
         first = error
     previous, source.replay.line = source.replay.line, None
@@ -263,8 +270,8 @@ def stage_body(
         source.open_scopes(scopes)
 
 
-def _keeps_arrays() -> bool:
-    """Whether the body of a loop or branch belongs to a trace of ``make_jaxpr``."""
+def keeps_arrays() -> bool:
+    """Whether a function that is traced now belongs to a trace of ``make_jaxpr``."""
     trace: Any = state.trace if state.numbers is not None else None
     while trace is not None and not isinstance(trace, StageTrace):
         trace = getattr(trace, "parent", None) or getattr(trace, "inner", None)
@@ -325,14 +332,7 @@ def _traced(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
             f"captures an array of {jaxpr.consts[0].aval}",
             "take it as an operand: a definition is a function of the operands, numbers and parameters alone",
         )
-    expected = [type_of(a) for a in (outs if prim.multiple_results else (outs,))]
-    got = [type_of(a) for a in jaxpr.out_avals]
-    if got != expected:
-        raise definition_error(
-            prim,
-            f"returns {', '.join(got) or 'nothing'}, and abstract says {', '.join(expected)}",
-            "convert with .astype or reshape in the definition, or correct abstract (out= of an elementwise one)",
-        )
+    check_defined_types(prim, jaxpr.out_avals, outs)
     if prim.kind == "elementwise":
         _check_elementwise(prim, jaxpr)
         if prim.has_impl and "impl" not in vars(prim):  # an override replaces impl on the instance

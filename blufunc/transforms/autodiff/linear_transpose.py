@@ -17,7 +17,7 @@ from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, eval_jaxpr
 from blufunc.core.ops.elementwise import weak_as
 from blufunc.core.primitives.linear_ops import zeros
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import keeps_arrays, stage
 from blufunc.core.pytree import paths, tree
 from blufunc.transforms.arguments import (
     FlatFunction,
@@ -59,7 +59,7 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., tu
     local: Callable = flat
     if in_shard_map():
         local = differentiable(flat, as_values(leaves, lambda i: f"the argument {labels()[i]}"))
-    jaxpr = stage(local, in_avals, name, labels())
+    jaxpr = stage(local, in_avals, name, labels(), keeps_arrays=keeps_arrays())
     out_tree, out_avals = flat.out_tree, jaxpr.out_avals
     _check_kinds(name, [*in_avals, *out_avals])
     try:

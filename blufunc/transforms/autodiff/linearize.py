@@ -22,7 +22,7 @@ from blufunc.core.primitives.tangents import Zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.alternatives import recognised
 from blufunc.core.programs.refs import RefError
-from blufunc.core.programs.stage import StagedTracer, StageTrace, TraceTypes, is_staging, stage
+from blufunc.core.programs.stage import StagedTracer, StageTrace, TraceTypes, is_staging, keeps_arrays, stage
 from blufunc.transforms.autodiff.jvp import JVPTrace
 from blufunc.transforms.batching.batch import MeshAxis
 
@@ -112,7 +112,8 @@ class _Recognising:
         labels: Any = [getattr(x, "label", None) for x in values]
         try:
             avals = [x.aval for x in values]
-            jaxpr = stage(self.fun, avals, "grad", labels, None, TraceTypes(values, avals))
+            types = TraceTypes(values, avals)
+            jaxpr = stage(self.fun, avals, "grad", labels, None, types, keeps_arrays=keeps_arrays())
         except RefError:  # a jaxpr has no cells: the function runs where they live
             return self.fun(*args)
         eqns = [Eqn(e.prim, e.invars, e.outvars, e.params, source.placed_again(e.source)) for e in jaxpr.eqns]

@@ -15,7 +15,7 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.tangents import zero
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import keeps_arrays, stage
 from blufunc.core.pytree import paths, tree
 from blufunc.transforms.arguments import FlatFunction, as_values, check_callable, labels_of, name_of
 from blufunc.transforms.control_flow.platform_variants import Either
@@ -105,7 +105,7 @@ def platform_dependent(*args: Any, default: Callable | None = None, **per_platfo
         fun = available[name]
         check_callable(fun, "platform_dependent")
         flat = FlatFunction(fun, in_tree)  # type: ignore[arg-type]
-        staged[name] = stage(flat, avals, name_of(fun), line=source.replay.line)
+        staged[name] = stage(flat, avals, name_of(fun), line=source.replay.line, keeps_arrays=keeps_arrays())
         if out_tree is None:
             out_tree = flat.out_tree
         _check(out_tree, flat.out_tree, staged[given[0]], staged[name], given[0], name)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.jaxpr import eval_jaxpr
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import keeps_arrays, stage
 from blufunc.core.pytree import tree
 from blufunc.errors import ArgumentError
 from blufunc.transforms.arguments import (
@@ -56,7 +56,7 @@ def closure_convert(fun: Callable[..., R], *example_args: Any) -> tuple[Callable
     labels = labels_of(fun, in_tree)
     in_avals = [abstract(x, label).strong() for x, label in zip(leaves, labels, strict=True)]
     flat = FlatFunction(fun, in_tree)
-    jaxpr = stage(flat, in_avals, name, labels)
+    jaxpr = stage(flat, in_avals, name, labels, keeps_arrays=keeps_arrays())
     closed, consts = jaxpr.hoist()
     perturbed = [c.__class__ is not ConcreteArray and dtypes.is_inexact(c.aval.dtype) for c in consts]
     hoisted = [c for c, p in zip(consts, perturbed, strict=True) if p]

@@ -19,7 +19,7 @@ from blufunc.core.primitives.linear_ops import add_tangents, batched_front, inst
 from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 from blufunc.core.programs import simplify
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import keeps_arrays, stage
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import as_values, check_callable, name_of
@@ -284,7 +284,7 @@ def stage_like(
         out_leaves, out_tree = tree.flatten(out)
         return as_values(out_leaves, lambda i: f"the result{treepath.leaf_paths(out_tree)[i]} of {role}")
 
-    return stage(flat, avals, role), out_tree
+    return stage(flat, avals, role, keeps_arrays=keeps_arrays()), out_tree
 
 
 def taking_numbers(f: Callable, avals: Sequence[ShapedArray]) -> Callable:
