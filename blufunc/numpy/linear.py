@@ -592,6 +592,6 @@ def trace(
     """Sum a diagonal: positions ``i`` on ``axis1``, ``i + offset`` on ``axis2``."""
     only_none("trace", "out", out)
     x = as_value(a, "trace")
-    x = cast(x, summed_dtype(x.aval.dtype) if dtype is None else dtypes.as_dtype(dtype))
-    line = diagonal(x, offset, axis1, axis2)
-    return reduce_sum(line, (line.aval.ndim - 1,))
+    want = summed_dtype(x.aval.dtype) if dtype is None else dtypes.as_dtype(dtype)
+    line = diagonal(cast(x, dtypes.int32 if dtypes.is_bool(want) else want), offset, axis1, axis2)
+    return cast(reduce_sum(line, (line.aval.ndim - 1,)), want)

@@ -148,24 +148,48 @@ def test_iteration_ends_and_arrays_are_asked_for():
     assert float(m.sum()) == 2.0 and m.sum(0).todense().tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("index", [np.int64(-1), (..., 0), (0, ...), ..., (slice(1, None), ..., np.int32(0))])
+INDICES = [
+    np.int64(-1),
+    (bnp.int32(-3), np.array(1)),
+    (..., 0),
+    (0, ...),
+    ...,
+    (slice(1, None), ..., np.int32(0)),
+]
+
+
+@pytest.mark.parametrize("index", INDICES)
 def test_static_indices(index):
     dense = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
     got = sparse.BCOO.fromdense(dense)[index]
     np.testing.assert_array_equal(got.todense(), dense[index])
 
 
-@pytest.mark.parametrize("index", [(..., ...), True, (0, 0, 0, 0), np.array([0, 1])])
+@pytest.mark.parametrize("index", [(..., ...), True, (0, 0, 0, 0), np.array([0, 1]), bnp.ones((), bool), 1.0])
 def test_indices_that_are_refused(index):
     m = sparse.BCOO.fromdense(np.ones((3, 2, 2), np.float32))
     with pytest.raises(errors.UnsupportedError, match="BCOO"):
         m[index]
 
 
+@pytest.mark.parametrize(
+    ("shape", "index", "axis"),
+    [((3, 2), 3, 0), ((3, 2), -4, 0), ((3, 2), (0, bnp.int32(2)), 1), ((0, 2), 0, 0), ((0, 2), -1, 0)],
+)
+def test_indices_out_of_range(shape, index, axis):
+    m = sparse.BCOO((np.zeros(0, np.float32), np.zeros((0, 2), np.int32)), shape=shape)
+    with pytest.raises(errors.IndexRangeError, match=f"axis {axis} of a BCOO"):
+        m[index]
+
+
 def test_powers_and_comparisons():
     twice = sparse.BCOO((bnp.array([1.0, 2.0]), bnp.array([[1], [1]])), shape=(3,))
     np.testing.assert_array_equal((twice**2).todense(), [0, 9, 0])
-    for exponent in (0, -1, twice):
+    for exponent in (np.int32(2), bnp.float32(2), np.array(2.0)):
+        np.testing.assert_array_equal((twice**exponent).todense(), [0, 9, 0])
+    with pytest.raises(errors.UnsupportedError, match="power of a sparse"):
+        bf.jit(lambda n: (twice**n).todense())(2.0)
+    for exponent in (0, -1, np.nan, "a", 1j, bnp.zeros(()), bnp.ones(3), twice):
         with pytest.raises(errors.UnsupportedError, match="power of a sparse"):
             twice**exponent
     for other in (0, np.ones(3), twice):

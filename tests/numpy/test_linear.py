@@ -143,6 +143,9 @@ def test_diagonals():
     check(lambda v: v.diagonal(axis1=2, axis2=0), lambda v: v.diagonal(axis1=2, axis2=0), x)
     check(bnp.diagflat, np.diagflat, x[0, :2, :2])
     check(bnp.trace, np.trace, i32(3, 3))
+    for mask in (np.eye(3, dtype=bool), np.eye(3, k=1, dtype=bool)):
+        check(bnp.trace, lambda v: np.trace(v).astype(np.int32), mask)
+        check(lambda v: bnp.trace(v, dtype=bool), lambda v: np.trace(v) > 0, mask)
 
 
 def test_sorting():

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ import numpy as np
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core.ir import source
+from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import Array, Tracer
 from blufunc.experimental.sparse.base import JAXSparse, refused, shape_of_children
 from blufunc.transforms.batching.vmap import vmap
@@ -174,8 +176,10 @@ class BCOO(JAXSparse):
 
     def __getitem__(self, index: Any) -> BCOO:
         index = self._without_ellipsis(index if isinstance(index, tuple) else (index,))
-        pairs = zip(index, self.shape, strict=False)
-        rows = [i.indices(n) if isinstance(i, slice) else (i % n, i % n + 1, 1) for i, n in pairs]
+        rows = [
+            i.indices(n) if isinstance(i, slice) else _row(i, n, axis)
+            for axis, (i, n) in enumerate(zip(index, self.shape, strict=False))
+        ]
         rows += [(0, n, 1) for n in self.shape[len(index) :]]
         if any(step < 1 for *_, step in rows):
             raise refused("BCOO with a negative step", "bcoo_rev(x, dimensions=...)")
@@ -194,7 +198,7 @@ class BCOO(JAXSparse):
         return tuple(static)
 
     def __pow__(self, exponent: Any) -> BCOO:
-        if isinstance(exponent, JAXSparse) or np.ndim(exponent) or not exponent > 0:
+        if not (_is_known_real(exponent) and exponent > 0):
             raise refused("a power of a sparse array whose zeros are not zero", "x.todense() ** y")
         unique = self if self.unique_indices else self.sum_duplicates(self.nse)
         return unique.with_data(unique.data**exponent)
@@ -246,8 +250,29 @@ class BCOO(JAXSparse):
 
 def _static_int(i: Any) -> int | None:
     """The number of an index; None for other indices."""
-    number = isinstance(i, int | np.integer) and not isinstance(i, bool)
-    return int(i) if number else None
+    if isinstance(i, Tracer | bool):
+        return None
+    if isinstance(i, Array | np.ndarray):
+        return operator.index(i) if not i.ndim and dtypes.is_integer(i.dtype) else None
+    return int(i) if isinstance(i, int | np.integer) else None
+
+
+def _row(i: int, n: int, axis: int) -> tuple[int, int, int]:
+    """The number of an index as bounds and step."""
+    if not -n <= i < n:
+        what = f"index {i} is out of range for axis {axis} of a BCOO, of size {n}."
+        raise errors.IndexRangeError(
+            what, where=source.here(), fix=f"an index from {-n} to {n - 1}" if n else None
+        )
+    return i % n, i % n + 1, 1
+
+
+def _is_known_real(x: Any) -> bool:
+    """True for a real number, or an array of rank 0 of one, whose value is known."""
+    if isinstance(x, Array | np.ndarray):
+        real = dtypes.is_integer(x.dtype) or dtypes.is_floating(x.dtype)
+        return real and not x.ndim and not isinstance(x, Tracer)
+    return isinstance(x, numbers.Real)
 
 
 def _is_opaque(x: Any) -> bool:

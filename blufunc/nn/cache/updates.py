@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
@@ -49,7 +51,7 @@ def update(
     B, T, K, H = key.shape
     checked("update", cache, B, K, H)
     size, is_ring = cache.keys.shape[1], isinstance(cache, Ring)
-    first = position if isinstance(position, int) else 0
+    first = int(position) if isinstance(position, int | np.integer) else 0
     if first < 0:
         raise errors.ValueRangeError(
             f"update: the position {first}.",

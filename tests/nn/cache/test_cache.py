@@ -156,6 +156,12 @@ ERRORS = {
     "too long": (lambda k: caches.update(caches.contiguous(B, 4, K, H), k, k, 0), errors.ShapeError, "5 positions"),
     "beyond the end": (lambda k: caches.update(MAKERS["contiguous"](), k, k, 12), errors.ShapeError, "from 12 on"),
     "a negative position": (lambda k: caches.update(MAKERS["ring"](), k, k, -1), errors.ValueRangeError, "position -1"),
+    "a negative integer": (
+        lambda k: caches.update(MAKERS["contiguous"](), k, k, np.int64(-1)), errors.ValueRangeError, "position -1",
+    ),
+    "an integer too large": (
+        lambda k: caches.update(MAKERS["contiguous"](), k, k, np.int32(12)), errors.ShapeError, "from 12 on",
+    ),
     "another head": (lambda k: caches.update(caches.ring(B, S, K, 4), k, k, 0), errors.ShapeError, "features"),
     "no time": (lambda k: caches.update(caches.ring(B, S, K, 4), k[:, 0], k[:, 0], 0), errors.ShapeError, "for one"),
     "no cache": (lambda k: caches.update((k, k), k, k, 0), errors.ArgumentError, "tuple is no cache"),
