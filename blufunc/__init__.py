@@ -8,6 +8,7 @@ from blufunc import _lazy
 from blufunc.config import config as config
 from blufunc.core.arrays import array as _array
 from blufunc.core.arrays import backend as _backend
+from blufunc.core.ir import avals as _avals
 from blufunc.core.programs import alternatives as _alternatives
 from blufunc.core.programs import stage as _stage
 from blufunc.numpy import methods as _methods
@@ -200,6 +201,7 @@ with _lazy.modules(globals()):
 _backend.register("cpu", lambda: _cpu.NumpyBackend())
 _backend.register("cuda", lambda: _cuda.CudaBackend())
 _array.shards = _array_shards
+_avals.placed = lambda *args: _explicit_types.placed(*args)
 _stage.explicit_types = _explicit_types
 _array.notebooks = _array_html
 _array.foreign = _foreign

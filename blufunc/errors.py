@@ -86,6 +86,10 @@ class GradError(BlufuncError, TypeError):
     """No derivative exists: a non-scalar output, an integer input, a missing rule."""
 
 
+class ClosureError(GradError):
+    """A function with derivative rules of its own closes over what is differentiated."""
+
+
 class ConcretizationError(BlufuncError, TypeError):
     """A traced value where Python needs a concrete one: ``bool``, ``int``, an index."""
 

@@ -202,11 +202,11 @@ def test_definitions_of_other_types():
                 print(way, error.what)
         """
     )
-    told = {"shape": "f32[100]", "dtype": "i32[300]", "rank": "f32[]"}
+    found_types = {"shape": "f32[100]", "dtype": "i32[300]", "rank": "f32[]"}
     assert out == [
         *(
             f"{way} the definition (lower=) of {kind} returns {found}, and abstract says f32[300]."
-            for kind, found in told.items()
+            for kind, found in found_types.items()
             for way in ("rule", "lower_fun", "impl")
         ),
         *(f"{way} [2. 2.]" for way in ("rule", "lower_fun", "impl")),
@@ -542,6 +542,12 @@ def test_what_libraries_read():
             jax.jit(jax.grad(jax.jit(around)))(3.0)
         except ad.CustomVJPException as error:
             print("closes over" in str(error), hasattr(jax.interpreters.ad, "CustomVJPException"))
+        try:
+            jax.grad(lambda x: x)(jnp.ones(2))
+        except ad.CustomVJPException:
+            print("every error of gradients")
+        except TypeError:
+            print("those of closures")
         """
     )
     assert out == [
@@ -554,4 +560,5 @@ def test_what_libraries_read():
         "ml_dtypes True",
         "True",
         "True False",
+        "those of closures",
     ]

@@ -12,7 +12,7 @@ from blufunc.as_jax.primitives import Primitive, primitive_batchers, primitive_j
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.primitives.linear_ops import add_any, instantiate, move_dim
 from blufunc.core.primitives.tangents import Zero, zero
-from blufunc.errors import GradError
+from blufunc.errors import ClosureError
 from blufunc.transforms.autodiff.jvp import JVPTracer
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 not_mapped = None
-CustomVJPException = GradError  # a function with rules of its own closes over what is differentiated
+CustomVJPException = ClosureError
 
 
 def instantiate_zeros(x: Any) -> Any:

@@ -261,4 +261,6 @@ class Primitive(CorePrimitive):
 def _aval(x: Any) -> ShapedArray:
     if x.__class__ is ShapedArray:
         return x
+    if isinstance(x, ShapedArray):  # with a sharding, which traces infer
+        return x.with_shape(x.shape)
     return ShapedArray(tuple(x.shape), np.dtype(x.dtype), bool(getattr(x, "weak_type", False)))

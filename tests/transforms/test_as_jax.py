@@ -212,7 +212,7 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_scalar_arrays_are_constants_under_every_transform(name):
-    """Libraries compare the constants of jaxprs of one function, of which one may be of its gradient."""
+    """Libraries compare the constants of two jaxprs, one of which is a gradient's."""
     made = TRANSFORMS[name]
     for c in (bnp.float32(2.5) + 0, lax.full((), 2.0)):
         loop = lambda x, c=c: lax.scan(lambda a, _: (a * c, None), x, None, length=2)[0]

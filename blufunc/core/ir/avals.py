@@ -18,6 +18,13 @@ DEVICE, PINNED_HOST = "device", "pinned_host"
 """Kinds of memory: that of the device, and page-locked memory of its host."""
 
 
+placed: Any = None
+"""The type with a sharding and in a memory, which are above types.
+
+Its arguments are those of ``parallel/partition/explicit_types.placed``. Set by ``blufunc/__init__.py``.
+"""
+
+
 class AbstractValue:
     """Base of the types of values; ``ShapedArray`` is the one there is."""
 
@@ -67,7 +74,9 @@ class ShapedArray(AbstractValue):
     A weak dtype comes from a Python scalar and gives way in promotion. Only rank-0 values are ever
     weak: as soon as a value has extent, its dtype is a decision.
 
-    ``sharding``, ``vma`` and ``memory_space`` are of the constructor that JAX's types have: types here have none.
+    ``sharding``, ``vma`` and ``memory_space`` are of the constructor that JAX's types have. With a sharding on a mesh
+    with ``Explicit`` axes the type is an ``ExplicitArray``; ``memory_space`` is a ``Space`` or a kind, and gives
+    ``memory``. The axes of ``vma`` are inferred in each ``shard_map``, and types here have none.
 
     Attributes:
       shape: tuple of int.
@@ -98,6 +107,8 @@ class ShapedArray(AbstractValue):
         vma: frozenset[str] = frozenset(),
         memory_space: Any = None,
     ) -> ShapedArray:
+        if sharding is not None or memory_space is not None:
+            return placed(cls(shape, dtype, weak_type, memory), sharding, memory_space)
         key = (shape, dtype, weak_type, memory)
         try:
             known = cls._interned.get(key)

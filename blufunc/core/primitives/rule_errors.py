@@ -85,7 +85,7 @@ def check_definition(
 
 
 def check_defined_types(prim: Any, found: Sequence[ShapedArray], promised: Any) -> None:
-    """Check the types of the definition's results against those that ``abstract`` returned.
+    """Check the types of the definition's results against those of ``abstract``.
 
     Compilers allocate what ``abstract`` promised: results of another size would be read beyond their end.
     """

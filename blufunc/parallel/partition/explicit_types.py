@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from blufunc.core.ir.avals import ShapedArray
+from blufunc import errors
+from blufunc.core.arrays.memories import Space, kind_of
+from blufunc.core.ir import source
+from blufunc.core.ir.avals import ShapedArray, Unsharded
 from blufunc.core.ir.explicit_avals import ExplicitArray
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Var, subjaxprs
 from blufunc.core.ir.trace import Array, type_of
@@ -114,6 +117,28 @@ class _Layouts:
             alone = divisible(alone)  # ten times the work of the pass on one operation
         results = Explicit(alone, [self._of(v) for v in operands], self.mesh).results
         self._known.update(zip(eqn.outvars, results, strict=True))
+
+
+def placed(aval: ShapedArray, sharding: Any, memory_space: Any) -> ShapedArray:
+    """The type of the constructor of ``ShapedArray``; either may be None.
+
+    Raises:
+      ArgumentError: the sharding is no ``NamedSharding``.
+      ValueRangeError: there is no such memory.
+    """
+    if memory_space is not None:
+        kind = memory_space.value if isinstance(memory_space, Space) else memory_space
+        aval = aval.in_memory(kind_of(kind, "ShapedArray"))
+    if sharding is None or isinstance(sharding, Unsharded):
+        return aval
+    if not isinstance(sharding, NamedSharding):
+        raise errors.ArgumentError(
+            f"ShapedArray: the sharding is a {type(sharding).__name__}.",
+            where=source.here(),
+            why="a type tells how dimensions are sharded along the axes of a mesh.",
+            fix="sharding=NamedSharding(mesh, P('data')), or leave it out",
+        )
+    return along_explicit(aval, sharding)
 
 
 def _mesh_in_force(trace: StageTrace, shardings: Sequence[NamedSharding | None]) -> AbstractMesh | None:

@@ -19,7 +19,7 @@ from blufunc.core.primitives.primitive import concrete
 from blufunc.core.primitives.tangents import Zero
 from blufunc.core.programs.stage import stage_body
 from blufunc.core.pytree import paths, tree
-from blufunc.errors import BlufuncError, GradError, TreeError, ValueRangeError
+from blufunc.errors import BlufuncError, ClosureError, GradError, TreeError, ValueRangeError
 from blufunc.transforms.arguments import (
     FlatFunction,
     argument_names,
@@ -228,10 +228,10 @@ def staged(fun: Callable, in_tree: tree.TreeDef, values: Sequence) -> tuple[Flat
 
 
 def check_closure(tangents: Sequence, name: str) -> None:
-    """Raise GradError if the closure of a custom rule is differentiated."""
+    """Raise ClosureError if the closure of a custom rule is differentiated."""
     for t in tangents:
         if t.__class__ is not Zero:
-            raise GradError(
+            raise ClosureError(
                 f"{name} has derivative rules of its own and closes over a value that is differentiated ({t.aval}).",
                 where=source.here(),
                 why="its rules give derivatives with respect to its arguments only.",

@@ -36,10 +36,10 @@ from blufunc.transforms.arguments import (
 )
 
 as_raised: Callable[[str, str, Exception, str | None], Exception] | None = None
-"""The error of a program, from what a callback raised; None for that itself.
+"""The error of a program, from what a callback raised.
 
-Its arguments are the API, the name of the callback, what it raised, and the line. Set by
-``blufunc/as_jax/__init__.py``.
+None: raise the original error. Its arguments are the API, the name of the callback, what it raised, and the line. Set
+by ``blufunc/as_jax/__init__.py``.
 """
 
 

@@ -117,10 +117,10 @@ CASES = {  # of a product in bfloat16: what is not stored
         ["convert", "convert", "add"],
     ),
     "joined": (lambda y, p: both(bnp.concatenate([y[:, :9], p[:, 9:]], 1).astype(F32)), ["convert"]),
-    "made before, read behind": (
+    "made before, read after": (
         lambda y: (bnp.exp(y.astype(F32)) * lax.optimization_barrier(y).astype(F32)).sum(1), ["convert", "exp"]
     ),
-    "made behind, of more memory than what is read": (
+    "made after, of more memory than what is read": (
         lambda y: (lax.optimization_barrier(y) * bnp.exp(y + y[::-1] * 2)).sum(1), []
     ),
     "as many operations as may be": (lambda y: both(exps(y.astype(F32), 7)), ["convert"] + ["exp"] * 7),

@@ -7,6 +7,7 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import AbstractMesh, NamedSharding, P, ShapeDtypeStruct, errors, lax
 from blufunc.as_jax.meshes import get_abstract_mesh
+from blufunc.extend import ShapedArray
 from blufunc.sharding import AxisType, auto_axes, explicit_axes, reshard
 
 A = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -248,3 +249,24 @@ def test_explicit_axes_need_a_mesh_and_auto_axes_do_not():
     with pytest.raises(errors.ArgumentError, match="has no mesh"):
         explicit_axes(bnp.sin, in_sharding=P())(A)
     np.testing.assert_array_equal(auto_axes(lambda x: x + 1, out_sharding=P())(A), A + 1)
+
+
+def test_types_made_with_shardings_and_memories(explicit):
+    """By the constructor, as JAX's programs make them."""
+    array = bf.device_put(A, NamedSharding(explicit, P("x")))
+    made = lambda **how: ShapedArray((4, 6), "float32", **how)
+    assert made(sharding=array.sharding) == bf.typeof(array)
+    assert str(made(sharding=NamedSharding(explicit, P(None, ("x", "y"))))) == "f32[4,6@(x,y)]"
+    auto = NamedSharding(AbstractMesh((2,), ("x",)), P("x"))
+    for nothing in (auto, made().sharding, None):
+        assert made(sharding=nothing) is made()
+    assert made(sharding=bf.typeof(array).sharding).update(weak_type=False) is made()
+    for host in (bf.memory.Space.Host, "pinned_host"):
+        assert made(memory_space=host) is made(memory="pinned_host")
+    assert made(memory_space=bf.memory.Space.Device) is made()
+    both = made(sharding=array.sharding, memory_space="pinned_host")
+    assert (both.memory, str(both)) == ("pinned_host", "f32<host>[4@x,6]")
+    with pytest.raises(errors.ValueRangeError, match="no memory 'vmem'"):
+        made(memory_space="vmem")
+    with pytest.raises(errors.ArgumentError, match="the sharding is a str"):
+        made(sharding="x")

@@ -523,7 +523,7 @@ def test_no_derivative_with_respect_to_a_closure(wrap):
     """Its rule could not give one, and zero would be wrong."""
     f = lambda c: wrap(ruled(lambda p, t: (p[0], t[0]), lambda x: x * c))(X)
     for transform in (lambda: jvp(f, (T,), (T,)), lambda: grad(f)(T), lambda: jit(grad(f))(T)):
-        with pytest.raises(errors.GradError, match="closes over a value that is differentiated") as info:
+        with pytest.raises(errors.ClosureError, match="closes over a value that is differentiated") as info:
             transform()
         assert "test_custom_jvp.py" in info.value.where and info.value.fix == "pass the value as an argument"
 

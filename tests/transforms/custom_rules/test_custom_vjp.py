@@ -604,7 +604,7 @@ def test_no_derivative_with_respect_to_a_closure(wrap):
     """Its rules could not give one, and zero would be wrong."""
     f = lambda c: wrap(ruled(lambda x: x * c, lambda x: (x, None), lambda r, ct: (ct,)))(X)
     for transform in (lambda: grad(f)(T), lambda: jit(grad(f))(T), lambda: grad(grad(f))(T)):
-        with pytest.raises(errors.GradError, match="closes over a value that is differentiated") as info:
+        with pytest.raises(errors.ClosureError, match="closes over a value that is differentiated") as info:
             transform()
         assert "test_custom_vjp.py" in info.value.where and info.value.fix == "pass the value as an argument"
 

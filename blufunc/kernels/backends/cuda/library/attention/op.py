@@ -98,7 +98,7 @@ def _is_ieee(eqn: Eqn) -> bool:
 
 
 def _is_summed(eqn: Eqn) -> bool:
-    """True if it returns sums of gradients (``rewrites/reductions/partial_reductions.py``)."""
+    """True if it returns sums of gradients (``partial_reductions.py``)."""
     return eqn.prim is packed_p and len(eqn.outvars) == 2
 
 
