@@ -270,3 +270,17 @@ def test_types_made_with_shardings_and_memories(explicit):
         made(memory_space="vmem")
     with pytest.raises(errors.ArgumentError, match="the sharding is a str"):
         made(sharding="x")
+
+
+def test_constants_of_a_body_that_is_traced_twice(explicit):
+    """Its carry starts without axes and ends with one: types take two traces."""
+    (a,) = on(explicit, "a")
+    scale, seen = bnp.float32(2.0) + 0, []
+
+    def step(carry, _):
+        seen.append(str(bf.typeof(carry)))
+        return carry * scale + a, None
+
+    jaxpr = bf.make_jaxpr(lambda x: lax.scan(step, x, None, length=2)[0])(bnp.zeros((4, 6)))
+    assert seen == ["f32[4,6]", "f32[4@x,6]"]
+    assert sum(c is scale for c in jaxpr.consts) == 1
