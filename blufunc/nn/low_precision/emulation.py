@@ -31,21 +31,25 @@ _ROWS = (((1,), (1,)), ((), ()))
 
 
 class _How(NamedTuple):
-    """Formats of operands and of cotangents, and their rounding.
+    """Static facts about a matmul.
 
-    Cotangents without a format stay as they are.
+    Attributes:
+      forward, backward: formats of operands and of cotangents; without one, cotangents stay as they are.
+      out: dtype of the result.
+      precision: of the function's ``dot_general``.
     """
 
     forward: Format | MX
     backward: Format | MX | None
     rounding: str
-    dtype: np.dtype
+    out: np.dtype
+    precision: Any
 
 
 @functools.partial(custom_vjp, nondiff_argnums=(3,))
 def _dot(a: Any, b: Any, key: Any, how: _How) -> Any:
     x, y = (_rounded(v, how.forward, how, k) for v, k in zip((a, b), _keys(key, 2), strict=True))
-    return _product(x, y, how)
+    return _product(x, y, how, how.out)
 
 
 def _forward(a: Any, b: Any, key: Any, how: _How) -> tuple[Any, tuple[Any, Any, Any]]:
@@ -57,7 +61,7 @@ def _backward(how: _How, residuals: tuple[Any, Any, Any], ct: Any) -> tuple[Any,
     keys = _keys(None if key is None else random.fold_in(key, 1), 4)
     rows, columns = (_rounded(x, how.backward, how, k) for x, k in zip((ct, ct.mT), keys[:2], strict=True))
     x, y = (_rounded(v.mT, how.forward, how, k) for v, k in zip((a, b), keys[2:], strict=True))
-    return _product(rows, y, how), _product(columns, x, how), None
+    return _product(rows, y, how, b.dtype), _product(columns, x, how, a.dtype), None
 
 
 _dot.defvjp(_forward, _backward)
@@ -71,8 +75,11 @@ def _rounded(x: Any, format: Format | MX | None, how: _How, key: Any) -> Any:
     return x if format is None else round_to(x, format, rounding=how.rounding, key=key)
 
 
-def _product(a: Any, b: Any, how: _How) -> Any:
-    return lax.dot_general(a, b, _ROWS, preferred_element_type=how.dtype)
+def _product(a: Any, b: Any, how: _How, dtype: np.dtype) -> Any:
+    """``a @ b.T``; cotangents ``a`` have the dtype of the forward result, as ``dot_general`` differentiates."""
+    return lax.dot_general(
+        a, b.astype(a.dtype), _ROWS, precision=how.precision, preferred_element_type=dtype
+    )
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,9 @@ class _Rule:
     def avals(self) -> tuple[ShapedArray, ...]:
         return (ShapedArray((), dtypes.key),) if self.rounding == "stochastic" else ()
 
-    def __call__(self, lhs: Any, rhs: Any, params: dict, arrays: Sequence[Any] | None) -> Any:
+    def __call__(
+        self, lhs: Any, rhs: Any, params: dict, dtype: np.dtype, arrays: Sequence[Any] | None
+    ) -> Any:
         if self.rounding == "stochastic" and not arrays:
             raise errors.UnsupportedError(
                 "emulate: a matmul in a branch, a while loop or a shard_map is rounded stochastically.",
@@ -97,7 +106,7 @@ class _Rule:
                 fix='rounding="nearest", or where=lambda x, y: ... that leaves it out',
             )
         a, b, shape, _ = as_matrices(lhs, rhs, params)
-        how = _How(self.forward, self.backward, self.rounding, lhs.dtype)
+        how = _How(self.forward, self.backward, self.rounding, dtype, params["precision"])
         return _dot(a, b, arrays[0] if arrays else None, how).reshape(shape)
 
 

@@ -87,15 +87,18 @@ class Float8:
 class History(NamedTuple):
     """Largest magnitudes of the last steps of one matmul, the latest first.
 
-    In a ``scan``, each of its steps has a row.
+    In a ``scan``, each of its steps has a row. As gradients, histories are added up: over microbatches, devices or a
+    batch. ``uses`` is added up with them, and the next step reads their average.
 
     Attributes:
       lhs, rhs, cotangent: float32 [..., length]; 0 where there is none yet.
+      uses: float32 [...]: derivatives that the magnitudes are a sum of; 0 if there are none.
     """
 
     lhs: Any
     rhs: Any
     cotangent: Any
+    uses: Any
 
 
 # -- matmuls with derivatives ----------------------------------------------------------------------
@@ -105,21 +108,25 @@ class _How(NamedTuple):
     """Static facts about a matmul.
 
     Attributes:
-      dtype: of operands, result and gradients.
-      turned: the gradient of b is computed as its transpose, [k, n], which is how the function has it in memory.
+      out: dtype of the result.
+      dtype: of operands and gradients.
+      transposed: the gradient of b is computed as its transpose, [k, n], its layout in memory.
       line: of the matmul in the function.
     """
 
     recipe: Float8
+    out: np.dtype
     dtype: np.dtype
-    turned: bool
+    transposed: bool
     line: source.Source | None
 
 
+@functools.partial(custom_vjp, nondiff_argnums=(0,))
 def _forward(how: _How, x: Scaled, y: Scaled) -> Any:
-    return dot(x, y, how.dtype, how.recipe.scaling, how.recipe.fast)
+    return dot(x, y, how.out, how.recipe.scaling, how.recipe.fast)
 
 
+@functools.partial(custom_vjp, nondiff_argnums=(0,))
 def _gradients(how: _How, rows: Scaled, columns: Scaled, x: Scaled, y: Scaled) -> tuple[Any, Any]:
     """Gradients of a [m, k] and b [n, k].
 
@@ -129,8 +136,22 @@ def _gradients(how: _How, rows: Scaled, columns: Scaled, x: Scaled, y: Scaled) -
     """
     scaling = how.recipe.scaling
     of_a = dot(rows, y, how.dtype, scaling)
-    of_b = dot(x, columns, how.dtype, scaling).mT if how.turned else dot(columns, x, how.dtype, scaling)
+    of_b = dot(x, columns, how.dtype, scaling).mT if how.transposed else dot(columns, x, how.dtype, scaling)
     return of_a, of_b
+
+
+def _second(how: _How, _: None, ct: Any) -> Any:
+    raise errors.GradError(
+        "the second derivative of a matmul in fp8.",
+        where=source.describe(how.line),
+        why="cotangents of fp8 numbers would be rounded to fp8 without a scale.",
+        fix="Float8(where=lambda x, y: ...) that leaves it out, or differentiate the function in full precision",
+    )
+
+
+# an outer derivative enters here; without these rules it would pass through the conversions to fp8
+_forward.defvjp(lambda how, *args: (_forward(how, *args), None), _second)
+_gradients.defvjp(lambda how, *args: (_gradients(how, *args), None), _second)
 
 
 @functools.partial(custom_vjp, nondiff_argnums=(2,))
@@ -170,9 +191,11 @@ def _delayed(a: Any, b: Any, history: History, how: _How) -> Any:
 def _delayed_forward(a: Any, b: Any, history: History, how: _How) -> tuple[Any, tuple[Any, ...]]:
     with source.at_line(how.line):
         forward = how.recipe.forward
-        x, for_b = _by_history(a, history.lhs, forward, how.recipe)
-        y, for_a = _by_history(b, history.rhs, forward, how.recipe)
-        seen = _recorded(history.lhs, a), _recorded(history.rhs, b), history.cotangent
+        n = bnp.where(history.uses > 0, history.uses, 1.0)
+        lhs, rhs, cotangent = (h / n for h in history[:3])
+        x, for_b = _by_history(a, lhs, forward, how.recipe)
+        y, for_a = _by_history(b, rhs, forward, how.recipe)
+        seen = _recorded(lhs, a), _recorded(rhs, b), cotangent
         return _forward(how, x, y), (for_b, for_a, *seen)
 
 
@@ -181,11 +204,26 @@ def _delayed_backward(how: _How, residuals: tuple[Any, ...], ct: Any) -> tuple[A
     with source.at_line(source.backward(how.line)):
         rows, columns = _by_history(ct, before, how.recipe.backward, how.recipe)
         of_a, of_b = _gradients(how, rows, columns, for_b, for_a)
-        return of_a, of_b, History(lhs, rhs, _recorded(before, ct))
+        return of_a, of_b, _together(lhs, rhs, _recorded(before, ct))
+
+
+def _together(lhs: Any, rhs: Any, cotangent: Any) -> History:
+    """A history of one use, as parts of one array.
+
+    A ``vmap`` and a ``shard_map`` add up only what differs between their members, and a weight's magnitudes do not.
+    Parts of one array are all added up, or none.
+    """
+    whole = bnp.concatenate([lhs, rhs, cotangent, bnp.ones(1, dtypes.float32)])
+    lhs, rhs, cotangent, uses = bnp.split(whole, [len(lhs) * i for i in (1, 2, 3)])
+    return History(lhs, rhs, cotangent, uses.reshape(()))
 
 
 def _by_history(x: Any, history: Any, dtype: np.dtype, recipe: Float8) -> tuple[Scaled, Scaled]:
-    """``_both``, with the scale of a history."""
+    """``_both``, with the scale of a history.
+
+    Where there is none the scale is 1, not that of ``x``: with a branch that measures ``x``, the kernel that computes
+    it could not round it, and twice the bytes would move.
+    """
     top = bnp.max(history, axis=-1).reshape((1, 1))
     rows, columns = (scaled(v, dtype, "tensor", recipe.margin, top, saturate=True) for v in (x, x.mT))
     return rows, columns
@@ -209,7 +247,7 @@ _delayed.defvjp(_delayed_forward, _delayed_backward)
 def as_matrices(lhs: Any, rhs: Any, params: dict) -> tuple[Any, Any, tuple[int, ...], bool]:
     """The operands of a ``dot_general`` as matrices [m, k] and [n, k].
 
-    Also returned: the shape of its result, and ``_How.turned``.
+    Also returned: the shape of its result, and ``_How.transposed``.
     """
     (lc, rc), _ = params["dimension_numbers"]
     rows, columns = (tuple(d for d in range(x.ndim) if d not in c) for x, c in ((lhs, lc), (rhs, rc)))
@@ -233,11 +271,16 @@ class _Rule:
 
     @property
     def avals(self) -> tuple[ShapedArray, ...]:
-        return (ShapedArray((self.length,), dtypes.float32),) * 3 if self.length else ()
+        if not self.length:
+            return ()
+        magnitudes = ShapedArray((self.length,), dtypes.float32)
+        return magnitudes, magnitudes, magnitudes, ShapedArray((), dtypes.float32)
 
-    def __call__(self, lhs: Any, rhs: Any, params: dict, arrays: Sequence[Any] | None) -> Any:
-        a, b, shape, turned = as_matrices(lhs, rhs, params)
-        how = _How(self.recipe, lhs.dtype, turned, source.replay.line)
+    def __call__(
+        self, lhs: Any, rhs: Any, params: dict, dtype: np.dtype, arrays: Sequence[Any] | None
+    ) -> Any:
+        a, b, shape, transposed = as_matrices(lhs, rhs, params)
+        how = _How(self.recipe, dtype, lhs.dtype, transposed, source.replay.line)
         out = _delayed(a, b, History(*arrays), how) if self.length and arrays else _current(a, b, how)
         return out.reshape(shape)
 
@@ -256,10 +299,13 @@ def float8(fun: Callable[..., Any], recipe: Float8 = Float8()) -> Callable[..., 
     that are not. Elsewhere, fp8 numbers are multiplied in bfloat16, with sums in float32, which is exact.
 
     Args:
-      fun: a function of pytrees of arrays. It has a derivative in reverse mode only.
+      fun: a function of pytrees of arrays. It has a derivative in reverse mode only, and no second one.
       recipe: formats, scales, and which matmuls.
     Returns:
       a function of the same arguments and results.
+    Raises:
+      ArgumentError: ``fun`` is no function, or the recipe no ``Float8``.
+      GradError: when a derivative of the function is differentiated again.
     """
     check_callable(fun, "float8")
     rule = _Rule(_checked(recipe, "float8"))
@@ -313,7 +359,7 @@ class DelayedFloat8:
         jaxpr, values, out_tree = matmuls.staged(self.fun, args, kwargs, "delayed_float8")
         found = matmuls.sites(jaxpr, self.recipe.where)
         shapes = [tuple(bnp.shape(x) for x in h) for h in state]
-        want = [((*s.lengths, self.history),) * 3 for s in found]
+        want = [tuple((*s.lengths, *a.shape) for a in self._rule.avals) for s in found]
         if shapes != want:
             raise errors.TreeError(
                 f"delayed_float8: the state is not of the {len(found)} matmuls of this call.",
@@ -351,7 +397,13 @@ def delayed_float8(fun: Callable[..., Any], recipe: Float8 = Float8(), *, histor
     clipped. The first step has no history, and scales of 1: its gradients may underflow. Matmuls in branches and
     ``while`` loops have no history, and are scaled as by ``float8``.
 
-    Call it in a ``vmap`` only with states that are batched, too: gradients of a shared one are summed.
+    The gradient may be a sum or a mean, as those of parameters: over microbatches, over devices in a ``shard_map``, over
+    a ``vmap`` with one state. The next step then has means of the largest elements in its history.
+
+    A matmul without a cotangent never gets a history: one under ``stop_gradient``, or that only an auxiliary result
+    depends on. Its ``uses`` stay 0, and elements above 448 are clipped. Give this part of ``fun`` current scales::
+
+        target = lax.stop_gradient(nn.low_precision.float8(network)(old, x))
 
     Args:
       fun: see ``float8``.

@@ -14,6 +14,8 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, line_of, map_jaxprs
@@ -46,8 +48,13 @@ class Rule(Protocol):
     @property
     def avals(self) -> tuple[ShapedArray, ...]: ...
 
-    def __call__(self, lhs: Any, rhs: Any, params: dict, arrays: Sequence[Any] | None) -> Any:
-        """The result of a ``dot_general``; ``arrays`` is None in bodies that have none."""
+    def __call__(
+        self, lhs: Any, rhs: Any, params: dict, dtype: np.dtype, arrays: Sequence[Any] | None
+    ) -> Any:
+        """The result of a ``dot_general``, of ``dtype``.
+
+        ``arrays`` is None in bodies that have none.
+        """
 
 
 class Site(NamedTuple):
@@ -123,7 +130,7 @@ def _apply(eqn: Eqn, rule: Rule, ins: list[Any], arrays: Iterator[Sequence[Any]]
     prim, params = eqn.prim, eqn.params
     if _is_site(eqn, rule.where):
         own = None if arrays is None else next(arrays)
-        return [rule(ins[0], ins[1], params, own).astype(eqn.outvars[0].aval.dtype)]
+        return [rule(ins[0], ins[1], params, eqn.outvars[0].aval.dtype, own)]
     if prim in _CALLS:
         body = params["jaxpr"]
         taken = _taken(body, rule, arrays)

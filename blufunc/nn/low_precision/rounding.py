@@ -6,6 +6,7 @@ to an integer, and scaled back: both scalings are exact. Nothing is a function t
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import numpy as np
 import blufunc.numpy as bnp
 from blufunc import errors, lax, random
 from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import axis_in
 from blufunc.nn.low_precision.formats import MX, Format
 from blufunc.nn.low_precision.scaling import power_of_two
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 if TYPE_CHECKING:
     from blufunc.core.ir.array_like import ArrayLike
@@ -37,7 +40,8 @@ def round_to(
 ) -> Array:
     """``x`` rounded to the numbers of a format, in the dtype of ``x``.
 
-    Zeros keep their sign, and NaN stays NaN, which a format without one has no code for.
+    Zeros keep their sign, and NaN stays NaN, which a format without one has no code for. The derivative is that of
+    the identity.
 
     Args:
       x: float32, bfloat16 or float16; its dtype holds the numbers of the format.
@@ -46,25 +50,40 @@ def round_to(
         the larger one); "stochastic": up or down, with probabilities
         that make the mean ``x``.
       key: a random key, for stochastic rounding.
-      saturate: numbers above the largest become it; else infinity, NaN if the format has none, or in spite of it the
-        largest, if it has neither. Blocks saturate.
+      saturate: numbers above the largest become it; otherwise infinity; NaN if the format has no infinities; the
+        largest number if it has neither. Blocks saturate.
     Raises:
       DtypeError: ``x`` is of another dtype.
       ArgumentError: there is no such format or rounding, or a key too many or too few.
+      ShapeError: ``x`` has no such axis.
     """
     x = bnp.asarray(x)
-    _check(x, format, rounding, key)
+    _check(x, format, axis, rounding, key)
+    return _to_format(x, key, format, axis, rounding, saturate)
+
+
+@functools.partial(custom_jvp, nondiff_argnums=(2, 3, 4, 5))
+def _to_format(x: Any, key: Any, format: Format | MX, axis: int, rounding: str, saturate: bool) -> Any:
     wide = x.astype(dtypes.float32)
     if isinstance(format, Format):
         return _rounded(wide, format, rounding, key, saturate).astype(x.dtype)
     wide = bnp.moveaxis(wide, axis, -1)
     n = wide.shape[-1]
     blocks = bnp.pad(wide, [(0, 0)] * (wide.ndim - 1) + [(0, -n % format.block)])
-    blocks = blocks.reshape((*wide.shape[:-1], -1, format.block))
+    count = -(-n // format.block)
+    blocks = blocks.reshape((*wide.shape[:-1], count, format.block))
     k = shared_exponents(blocks, format)
     values = _rounded(_scaled(blocks, -k), format.element, rounding, key, True)
-    out = _scaled(values, k).reshape((*wide.shape[:-1], -1))[..., :n]
+    out = _scaled(values, k).reshape((*wide.shape[:-1], count * format.block))[..., :n]
     return bnp.moveaxis(out, -1, axis).astype(x.dtype)
+
+
+@_to_format.defjvp
+def _straight_through(
+    format: Format | MX, axis: int, rounding: str, saturate: bool, primals: Any, tangents: Any
+) -> Any:
+    """The derivative of the identity: that of a rounding is 0 almost everywhere."""
+    return _to_format(*primals, format, axis, rounding, saturate), tangents[0]
 
 
 def shared_exponents(blocks: Any, format: MX) -> Any:
@@ -119,7 +138,7 @@ def _scaled(x: Any, k: Any) -> Any:
     return x * power_of_two(half) * power_of_two(k - half)
 
 
-def _check(x: Any, format: Any, rounding: str, key: Any) -> None:
+def _check(x: Any, format: Any, axis: int, rounding: str, key: Any) -> None:
     if x.dtype not in (dtypes.float32, dtypes.bfloat16, dtypes.float16):
         raise errors.DtypeError(f"round_to: x is {x.dtype}.", where=source.here(), fix='x.astype("float32")')
     if not isinstance(format, (Format, MX)):
@@ -128,6 +147,8 @@ def _check(x: Any, format: Any, rounding: str, key: Any) -> None:
             where=source.here(),
             fix="nn.low_precision.E2M1, Format(4, 3) or MX(E2M1)",
         )
+    if isinstance(format, MX):
+        axis_in(axis, x.ndim, "round_to")
     check_rounding("round_to", rounding)
     if (key is None) != (rounding == "nearest"):
         raise errors.ArgumentError(

@@ -163,6 +163,33 @@ def test_operands_and_gradients_are_rounded():
     np.testing.assert_allclose(of_w, rounded(x.T, f) @ rounded(ct.T, g).T, rtol=1e-5, atol=1e-5)
 
 
+def test_the_format_of_the_operands_changes_nothing():
+    """Results keep their dtype and precision, and so do gradients."""
+    rng = np.random.default_rng(0)
+    x, w = (bnp.asarray(rng.standard_normal(s).astype(F32)).astype("bfloat16") for s in ((6, 64), (64, 40)))
+    wide = lambda x, w: bnp.matmul(x, w, preferred_element_type="float32")
+    out, pullback = bf.vjp(emulate(wide, Format(8, 7), gradients=Format(8, 22)), x, w)
+    want, right = bf.vjp(wide, x, w)
+    np.testing.assert_array_equal(out, want)
+    for got, of in zip(pullback(want), right(want), strict=True):
+        assert got.dtype == of.dtype
+        np.testing.assert_allclose(got.astype(F32), of.astype(F32), rtol=2**-7)
+    exact = emulate(lambda x, w: bnp.matmul(x, w, precision="highest"), E4M3)
+    assert "highest" in str(bf.make_jaxpr(bf.grad(lambda *a: exact(*a).sum()))(x, w))
+
+
+def test_rounding_is_straight_through():
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((6, 32)).astype(F32) * 1e-3, rng.standard_normal((32, 8)).astype(F32)
+    for f in (E4M3, MX(E2M1)):
+        for how in ({}, {"rounding": "stochastic", "key": random.key(0)}):
+            slope = bf.jit(bf.grad(lambda x, f=f, how=how: bnp.sum(round_to(x, f, **how) * w[:, 0])))(x)
+            np.testing.assert_array_equal(slope, np.broadcast_to(w[:, 0], x.shape))
+    twice = lambda f: bf.grad(lambda w: bnp.sum(bf.grad(lambda w: bnp.sum(f(x, w) ** 2))(w) ** 2))(w)
+    fine, plain = twice(emulate(bnp.matmul, Format(8, 20))), twice(bnp.matmul)
+    np.testing.assert_allclose(fine, plain, rtol=1e-3, atol=1e-5 * np.abs(plain).max())
+
+
 def chain(ws, x):
     h, _ = lax.scan(bf.checkpoint(lambda h, w: (bnp.tanh(h @ w), None)), x, ws)
     return bnp.sum((h @ ws[0]) ** 2)

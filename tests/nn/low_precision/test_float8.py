@@ -188,6 +188,32 @@ def test_nonfinite_values_reach_the_result():
         assert np.isfinite(out[[0, 3]]).all() and not np.isfinite(out[1]).any() and np.isnan(out[2]).all()
 
 
+def test_results_have_the_preferred_dtype():
+    """A float32 result of bfloat16 operands is not rounded on its way."""
+    x, w = draw(8, 32).astype("bfloat16"), draw(32, 16, seed=1).astype("bfloat16")
+    wide = lambda x, w: bnp.matmul(x, w, preferred_element_type="float32")
+    out, pullback = bf.vjp(float8(wide), x, w)
+    close(out, float8(bnp.matmul)(x.astype(F32), w.astype(F32)))
+    assert out.dtype == F32 and (out != out.astype("bfloat16")).any()
+    assert [g.dtype for g in pullback(bnp.ones_like(out))] == [x.dtype, w.dtype]
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_second_derivatives_are_refused(delayed):
+    x, w = draw(8, 32), draw(32, 16, seed=1)
+    loss = lambda w, x: bnp.mean((x @ w) ** 2)
+    state = (delayed_float8(loss).init(w, x),) if delayed else ()
+    low = delayed_float8(loss) if delayed else float8(loss)
+    square = lambda w: bnp.sum(bf.grad(low, len(state))(*state, w, x) ** 2)
+    for run in (bf.grad, lambda f: bf.jit(bf.grad(f))):
+        with pytest.raises(errors.GradError, match="second derivative of a matmul in fp8") as caught:
+            run(square)(w)
+        assert "test_float8.py" in caught.value.where
+    left_out = float8(loss, Float8(where=lambda x, y: False))
+    twice = lambda f: bf.grad(lambda w: bnp.sum(bf.grad(f)(w, x) ** 2))(w)
+    np.testing.assert_array_equal(twice(left_out), twice(loss))
+
+
 def test_forward_mode_and_mixed_order():
     x, w = draw(8, 32), draw(32, 16, seed=1)
     with pytest.raises(errors.GradError, match="forward-mode"):
@@ -207,7 +233,8 @@ def test_the_gradient_by_the_state_is_the_next_state():
     x, w, ct = draw(16, 32), draw(32, 16, seed=1), draw(16, 16, seed=2)
     scaled_fun = delayed_float8(lambda x, w: bnp.sum((x @ w) * ct), history=3)
     state = scaled_fun.init(bf.ShapeDtypeStruct(x.shape, "float32"), w)
-    assert len(state) == 1 and all(h.shape == (3,) and not h.any() for h in state[0])
+    assert len(state) == 1 and [h.shape for h in state[0]] == [(3,), (3,), (3,), ()]
+    assert not any(h.any() for h in state[0])
     step = bf.jit(bf.value_and_grad(scaled_fun, (0, 1, 2)))
     tops = []
     for n in range(5):
@@ -227,11 +254,70 @@ def test_elements_beyond_a_scale_are_clipped():
     x, w = np.full((4, 16), 7.0, F32), np.eye(16, dtype=F32)
     f = delayed_float8(bnp.matmul, history=2)
     history = bnp.array([1.0, 0.5])
-    out = f((History(history, history, history),), x, w)
+    out = f((History(history, history, history, 1.0),), x, w)
     np.testing.assert_array_equal(out, np.full((4, 16), 448 / 256, F32))
-    _, pullback = bf.vjp(f, (History(history, history, history),), x * np.inf, w)
+    _, pullback = bf.vjp(f, (History(history, history, history, bnp.float32(1)),), x * np.inf, w)
     (state,) = pullback(bnp.ones((4, 16)))[0]
     np.testing.assert_array_equal(state.lhs, [1.0, 1.0])  # what is not finite is not kept
+
+
+def in_a_scan(grad):
+    def step(state, w, xs):
+        add = lambda sums, x: (bf.tree.map(bnp.add, sums, grad(state, w, x)), None)
+        return lax.scan(add, bf.tree.map(bnp.zeros_like, (state, w)), xs)[0]
+
+    return step
+
+
+def by_devices(grad):
+    mesh = bf.make_mesh((2,), ("d",), devices=bf.devices()[:2])
+    halves = lambda state, w, xs: grad(state, w, xs.reshape(-1, xs.shape[-1]))
+    return bf.shard_map(halves, mesh=mesh, in_specs=(bf.P(), bf.P(), bf.P("d")), out_specs=bf.P())
+
+
+def in_a_batch(grad):
+    return lambda state, w, xs: bf.grad(
+        lambda s, w: bf.vmap(scaled_mean_square, (None, None, 0))(s, w, xs).sum(), (0, 1)
+    )(state, w)
+
+
+scaled_mean_square = delayed_float8(lambda w, x: bnp.mean((x @ w) ** 2), history=3)
+SUMS = {"microbatches": in_a_scan, "devices": by_devices, "a batch": in_a_batch}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_states_are_averaged(name, monkeypatch):
+    """Over more steps than the history is long, scales stay those of the operands."""
+    monkeypatch.setattr(bf.config, "cpu_devices", 2)
+    w, xs = draw(32, 16), draw(4, 8, 32, seed=1)
+    step = bf.jit(SUMS[name](bf.grad(scaled_mean_square, (0, 1))))
+    state = scaled_mean_square.init(w, xs[0])
+    for _ in range(8):
+        state, of_w = step(state, w, xs)
+    (history,) = state
+    assert history.uses == (2 if name == "devices" else 4)
+    np.testing.assert_allclose(history.rhs / history.uses, np.full(3, np.abs(w).max()), rtol=1e-6)
+    tops = np.abs(xs).max((1, 2))
+    assert (tops.min() <= history.lhs / history.uses).all() and (history.lhs / history.uses <= tops.max()).all()
+    want = bf.grad(lambda w: sum(bnp.mean((x @ w) ** 2) for x in xs))(w) / (2 if name == "devices" else 1)
+    assert bnp.linalg.norm(of_w - want) < 0.1 * bnp.linalg.norm(want)
+
+
+def test_matmuls_without_cotangents_have_scales_of_their_own_in_float8():
+    x, w = 1000 * draw(8, 32), draw(32, 16, seed=1)
+
+    def loss(target):
+        return lambda w, x: bnp.mean((x @ (w + 1) - lax.stop_gradient(target(x, w))) ** 2)
+
+    values = {}
+    for name, target in (("plain", bnp.matmul), ("wrapped", float8(bnp.matmul))):
+        scaled_fun = delayed_float8(loss(target), history=2)
+        state = scaled_fun.init(w, x)
+        for _ in range(3):
+            values[name], state = bf.value_and_grad(scaled_fun)(state, w, x)
+        assert [float(h.uses) for h in state] == ([1, 0] if name == "plain" else [1])
+    want = float8(loss(bnp.matmul))(w, x)
+    assert abs(values["wrapped"] - want) < 0.05 * want < abs(values["plain"] - want)  # the limit of a history
 
 
 def test_states_of_scans_and_branches():
