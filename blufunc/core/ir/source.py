@@ -16,7 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from blufunc.errors import BlufuncError
@@ -125,6 +125,14 @@ def is_internal(code: CodeType) -> bool:
     return _classify(code.co_filename) if internal is None else internal
 
 
+def _is_ours(frame: FrameType) -> bool:
+    """True for code that blufunc generated, as the ``__init__`` of a dataclass.
+
+    User code that is run from a string has the same file name.
+    """
+    return str(frame.f_globals.get("__name__", "")).startswith("blufunc.")
+
+
 def current() -> Source | None:
     """The innermost frame outside blufunc, or None."""
     frame = sys._getframe(1)
@@ -134,7 +142,7 @@ def current() -> Source | None:
         internal = _is_internal.get(filename)
         if internal is None:
             internal = _classify(filename)
-        if not internal:
+        if not internal and not (filename == "<string>" and _is_ours(frame)):
             if _scopes_in_use and _opened.scopes:
                 return code, frame.f_lasti, _opened.scopes
             return code, frame.f_lasti

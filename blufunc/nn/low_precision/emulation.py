@@ -76,10 +76,11 @@ def _rounded(x: Any, format: Format | MX | None, how: _How, key: Any) -> Any:
 
 
 def _product(a: Any, b: Any, how: _How, dtype: np.dtype) -> Any:
-    """``a @ b.T``; cotangents ``a`` have the dtype of the forward result, as ``dot_general`` differentiates."""
-    return lax.dot_general(
-        a, b.astype(a.dtype), _ROWS, precision=how.precision, preferred_element_type=dtype
-    )
+    """``a @ b.T``, with ``b`` in the dtype of ``a``.
+
+    Cotangents have the dtype of the forward result; ``dot_general`` is differentiated in the same way.
+    """
+    return lax.dot_general(a, b.astype(a.dtype), _ROWS, precision=how.precision, preferred_element_type=dtype)
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,12 @@ def emulate(
       gradients: of cotangents, in the matmuls of the derivative; default: they are not rounded.
       rounding: see ``round_to``. With "stochastic", the first argument of the result is a random key; each matmul, and
         each step of a ``scan``, has one of its own.
-      where: which matmuls: a function of the types of both operands. Default: all without batch axes.
+      where: which matmuls: a function of the types of both operands. Default: all. Those with batch axes or a vector
+        stay in any case, as under ``Float8``.
     Returns:
       a function of the same arguments, after a key if rounding is stochastic, and results.
     Raises:
-      ArgumentError: there is no such format or rounding.
+      ArgumentError: there is no such format or rounding, or the first argument of a call is no key.
       UnsupportedError: at a call, stochastic rounding in a branch, a ``while`` loop or a ``shard_map``.
     """
     check_callable(fun, "emulate")
@@ -146,6 +148,7 @@ def emulate(
             raise errors.ArgumentError(
                 f"emulate: {name} is {given!r:.60}.", where=source.here(), fix="MX(E2M1), or Format(4, 3)"
             )
+    matmuls.check_where("emulate", where)
     rule = _Rule(format, gradients, rounding, where)
 
     def evaluated(key: Any, args: tuple, kwargs: dict) -> Any:
@@ -157,7 +160,7 @@ def emulate(
 
         @functools.wraps(fun)
         def with_key(key: Any, *args: Any, **kwargs: Any) -> Any:
-            return evaluated(bnp.asarray(key), args, kwargs)
+            return evaluated(_one_key(key), args, kwargs)
 
         return with_key
 
@@ -166,6 +169,24 @@ def emulate(
         return evaluated(None, args, kwargs)
 
     return rounded
+
+
+def _one_key(key: Any) -> Any:
+    """The first argument of a function that rounds stochastically."""
+    found = getattr(key, "dtype", None)
+    words = found == dtypes.uint32 and bnp.shape(key) == (2,)
+    if found is None or not (words or (dtypes.is_key(found) and bnp.shape(key) == ())):
+        text = (
+            f"{key!r:.60}"
+            if found is None
+            else f"of dtype {dtypes.short_name(found)} and shape {bnp.shape(key)}"
+        )
+        raise errors.ArgumentError(
+            f"emulate: with stochastic rounding the first argument is a random key, not {text}.",
+            where=source.here(),
+            fix="f(random.key(0), *args)",
+        )
+    return bnp.asarray(key)
 
 
 def _of_sites(key: Any, sites: Sequence[matmuls.Site]) -> Any:

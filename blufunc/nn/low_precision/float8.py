@@ -42,9 +42,11 @@ class Float8:
       margin: powers of two that scales leave below the largest number of a format.
       fast: let the forward matmuls sum in fewer bits, as Hopper's tensor cores do for twice the rate.
       where: which matmuls: a function of the types of both operands, such as ``lambda x, y: y.shape[-1] < 50000``.
-        Default: all. Matmuls with batch axes, such as those of attention, stay in any case.
+        Default: all. Matmuls with batch axes, such as those of attention, and with a vector stay in any case. So write
+        ``float8(vmap(f))``: under ``vmap(float8(f))``, an example that is a vector has no matmul in fp8.
     Raises:
       ValueRangeError: there is no such scaling, format or margin.
+      ArgumentError: ``where`` is no function.
     """
 
     scaling: str = "tensor"
@@ -77,6 +79,7 @@ class Float8:
                 why="tensor cores multiply e4m3 with e4m3 or e5m2.",
                 fix='forward="float8_e4m3fn"',
             )
+        matmuls.check_where("Float8", self.where)
         object.__setattr__(self, "margin", static_int(self.margin, "Float8", "margin"))
         if not 0 <= self.margin <= 8:
             raise errors.ValueRangeError(
@@ -225,7 +228,7 @@ def _by_history(x: Any, history: Any, dtype: np.dtype, recipe: Float8) -> tuple[
     it could not round it, and twice the bytes would move.
     """
     top = bnp.max(history, axis=-1).reshape((1, 1))
-    rows, columns = (scaled(v, dtype, "tensor", recipe.margin, top, saturate=True) for v in (x, x.mT))
+    rows, columns = (scaled(v, dtype, "tensor", recipe.margin, top) for v in (x, x.mT))
     return rows, columns
 
 
@@ -367,8 +370,15 @@ class DelayedFloat8:
                 why=_difference(shapes, want, found),
                 fix="state = scaled.init(*args), of arguments of these types",
             )
-        arrays = iter([tuple(map(bnp.asarray, h)) for h in state])
-        return tree.unflatten(out_tree, matmuls.run(jaxpr, self._rule, values, arrays))
+        arrays = [tuple(map(bnp.asarray, h)) for h in state]
+        if dtype := next((x.dtype for h in arrays for x in h if x.dtype != dtypes.float32), None):
+            raise errors.DtypeError(
+                f"delayed_float8: the state has arrays of {dtypes.short_name(dtype)}.",
+                where=source.here(),
+                why="histories are float32, as gradients by them are.",
+                fix="keep the state out of casts of parameters",
+            )
+        return tree.unflatten(out_tree, matmuls.run(jaxpr, self._rule, values, iter(arrays)))
 
 
 def _difference(shapes: list[Any], want: list[Any], found: Sequence[matmuls.Site]) -> str:
@@ -397,8 +407,8 @@ def delayed_float8(fun: Callable[..., Any], recipe: Float8 = Float8(), *, histor
     clipped. The first step has no history, and scales of 1: its gradients may underflow. Matmuls in branches and
     ``while`` loops have no history, and are scaled as by ``float8``.
 
-    The gradient may be a sum or a mean, as those of parameters: over microbatches, over devices in a ``shard_map``, over
-    a ``vmap`` with one state. The next step then has means of the largest elements in its history.
+    The gradient may be a sum or a mean, as those of parameters: over microbatches, over devices in a ``shard_map``,
+    over a ``vmap`` with one state. The next step then has means of the largest elements in its history.
 
     A matmul without a cotangent never gets a history: one under ``stop_gradient``, or that only an auxiliary result
     depends on. Its ``uses`` stay 0, and elements above 448 are clipped. Give this part of ``fun`` current scales::

@@ -27,6 +27,7 @@ class Format:
         largest code is NaN (as of float8_e4m3fn); "none": all codes are numbers.
     Raises:
       ValueRangeError: float32 does not hold its numbers, or it has none.
+      ArgumentError: a number of bits or the bias is no integer.
     """
 
     exponent: int
@@ -39,6 +40,8 @@ class Format:
             object.__setattr__(self, name, static_int(getattr(self, name), "Format", name))
         if self.bias is None:
             object.__setattr__(self, "bias", 2 ** (self.exponent - 1) - 1)
+        else:
+            object.__setattr__(self, "bias", static_int(self.bias, "Format", "bias"))
         fits = 1 <= self.exponent <= 8 and 0 <= self.mantissa <= 22 and self.specials in SPECIALS
         if not fits or self.least < -126 or self.most > 127 or self.most < self.least:
             raise errors.ValueRangeError(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, line_of, map_jaxprs
@@ -32,6 +33,16 @@ from blufunc.transforms.custom_rules.custom_call import RuledCall
 
 Where = Callable[[Any, Any], bool]
 """Which matmuls: a function of the types of both operands."""
+
+
+def check_where(name: str, where: Any) -> None:
+    """Raise ArgumentError unless ``where`` is None or callable."""
+    if where is not None and not callable(where):
+        raise errors.ArgumentError(
+            f"{name}: where is {where!r:.60}.",
+            where=source.here(),
+            fix="where=lambda x, y: y.shape[-1] < 50000",
+        )
 
 
 class Rule(Protocol):

@@ -27,7 +27,7 @@ def dot(a: Scaled, b: Scaled, dtype: np.dtype, scaling: str, fast: bool = False)
     Args:
       dtype: of the result.
       scaling: "tensor", "row" or "block", of both.
-      fast: allow sums of fewer than 24 bits, as tensor cores of Hopper make them.
+      fast: allow sums of fewer than 24 bits, as Hopper's tensor cores do.
     """
     (out,) = float8_dot_p.at(*a, *b, dtype=dtype, scaling=scaling, fast=fast)
     return out

@@ -83,7 +83,8 @@ def _straight_through(
     format: Format | MX, axis: int, rounding: str, saturate: bool, primals: Any, tangents: Any
 ) -> Any:
     """The derivative of the identity: that of a rounding is 0 almost everywhere."""
-    return _to_format(*primals, format, axis, rounding, saturate), tangents[0]
+    x, key = primals
+    return _to_format(x, key, format, axis, rounding, saturate), tangents[0]
 
 
 def shared_exponents(blocks: Any, format: MX) -> Any:

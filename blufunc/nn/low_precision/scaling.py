@@ -7,6 +7,7 @@ gains is less than one binade of range. Exponents come from the bits of the larg
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +21,8 @@ BLOCK = 128
 
 SCALINGS = ("tensor", "row", "block")
 
-_LEAST, _MOST = -120, 100
-"""Exponents k of scales for which fp8 numbers times 2^-k are bfloat16 numbers."""
+_LEAST = -120
+"""The exponent of the scale of the largest float32 numbers, with a margin of 0."""
 
 
 class Scaled(NamedTuple):
@@ -40,6 +41,15 @@ class Scaled(NamedTuple):
 def largest_number(dtype: np.dtype) -> float:
     """The largest finite number of a dtype."""
     return float(bnp.finfo(dtype).max)
+
+
+def _most(dtype: np.dtype) -> int:
+    """The largest exponent k of a scale.
+
+    All numbers of the dtype times 2^-k are normal bfloat16 numbers.
+    """
+    smallest = math.frexp(float(bnp.finfo(dtype).smallest_subnormal))[1] - 1
+    return smallest + 126
 
 
 def largest(x: Any, scaling: str) -> Any:
@@ -69,7 +79,7 @@ def exponents(top: Any, dtype: np.dtype, margin: int = 0) -> Any:
     above = (bits & 0x7FFFFF) > (limit & 0x7FFFFF)
     k = (limit >> 23) - (bits >> 23) - above.astype(dtypes.int32) - margin
     usable = (top > 0) & (bits < 0x7F800000)
-    return bnp.where(usable, bnp.clip(k, _LEAST, _MOST), 0)
+    return bnp.where(usable, bnp.clip(k, _LEAST, _most(dtype)), 0)
 
 
 def power_of_two(k: Any) -> Any:
@@ -77,20 +87,18 @@ def power_of_two(k: Any) -> Any:
     return lax.bitcast_convert_type((k + 127) << 23, dtypes.float32)
 
 
-def scaled(
-    x: Any, dtype: np.dtype, scaling: str, margin: int = 0, top: Any = None, saturate: bool = False
-) -> Scaled:
+def scaled(x: Any, dtype: np.dtype, scaling: str, margin: int = 0, top: Any = None) -> Scaled:
     """A matrix [m, k] in fp8.
+
+    Finite elements beyond the range are clipped: alongside an infinity, or if ``top`` is of other steps.
 
     Args:
       top: magnitudes to take the scales from; default: the largest ones of ``x``.
-      saturate: clip finite elements beyond the range, which a ``top`` of other steps does not exclude.
     """
     k = exponents(largest(x, scaling) if top is None else top, dtype, margin)
     values = x.astype(dtypes.float32) * of_elements(power_of_two(k), x.shape[-1])
-    if saturate:
-        most = largest_number(dtype)
-        values = bnp.where(bnp.isfinite(values), bnp.clip(values, -most, most), values)
+    most = largest_number(dtype)
+    values = bnp.where(bnp.isfinite(values), bnp.clip(values, -most, most), values)
     return Scaled(values.astype(dtype), power_of_two(-(k.mT if scaling == "block" else k)))
 
 

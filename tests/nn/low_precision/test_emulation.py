@@ -142,6 +142,11 @@ def test_blocks_are_those_of_the_specification(name, size):
     np.testing.assert_array_equal(bf.jit(lambda x: round_to(x, MX(f, size), axis=0))(x.T), want.T)
 
 
+def test_blocks_of_empty_arrays():
+    for shape in ((0, 40), (3, 0)):
+        assert round_to(bnp.zeros(shape), MX(E2M1)).shape == shape
+
+
 def test_scales_that_clip_nothing():
     x = np.array([[7.9, 1.0], [6.0, 1.0], [3.1, 0.5]], F32)
     np.testing.assert_array_equal(round_to(x, MX(E2M1, 2))[:, 0], [6, 6, 3])
@@ -223,7 +228,20 @@ def test_errors():
         (lambda: round_to(x, E2M1, rounding="up"), errors.ArgumentError, "no rounding"),
         (lambda: round_to(x, E2M1, rounding="stochastic"), errors.ArgumentError, "needs a key"),
         (lambda: round_to(x, E2M1, key=random.key(0)), errors.ArgumentError, "takes no key"),
+        (lambda: round_to(x[0, 0], MX(E2M1)), errors.AxisRangeError, "round_to: axis -1"),
+        (lambda: Format(4, 3, bias=7.5), errors.ArgumentError, "bias is an int"),
         (lambda: emulate(bnp.matmul, None), errors.ArgumentError, "format is None"),
+        (lambda: emulate(bnp.matmul, E2M1, where=3), errors.ArgumentError, "where is 3"),
+        (
+            lambda: emulate(bnp.matmul, E2M1, rounding="stochastic")(x, x.T),
+            errors.ArgumentError,
+            "is a random key",
+        ),
+        (
+            lambda: emulate(lambda x: x, E2M1, rounding="stochastic")({}, x),
+            errors.ArgumentError,
+            "is a random key",
+        ),
     ):
         with pytest.raises(kind, match=message):
             call()

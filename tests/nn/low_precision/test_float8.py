@@ -214,6 +214,32 @@ def test_second_derivatives_are_refused(delayed):
     np.testing.assert_array_equal(twice(left_out), twice(loss))
 
 
+def test_an_infinity_stays_in_its_row():
+    """Finite elements alongside it are clipped, as e4m3 has no infinity."""
+    x = np.full((3, 32), 1000.0, F32)
+    x[0, 0] = np.inf
+    for scaling, beyond in (("tensor", 448.0), ("row", 1000.0)):
+        out = np.asarray(float8(bnp.matmul, Float8(scaling=scaling))(x, np.eye(32, dtype=F32)))
+        assert not np.isfinite(out[0]).any()
+        np.testing.assert_allclose(out[1:], np.full((2, 32), beyond), rtol=0.04)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_small_matrices_keep_their_precision(dtype):
+    """Down to the smallest normal numbers, products with scales are bfloat16 numbers."""
+    x = draw(8, 32)
+    for k in (90, 110, 118):
+        small = x * F32(2.0**-k)
+        values, scale = scaled(small, dtype, "tensor")
+        got = np.asarray(values).astype(F32) * np.asarray(scale)
+        want = reference(x, dtype, "tensor") * F32(2.0**-k)
+        if k < 118:
+            np.testing.assert_array_equal(got, want)
+        as_bfloat16 = got.astype(ml_dtypes.bfloat16).astype(F32)
+        np.testing.assert_array_equal(as_bfloat16, got)
+        assert (got[:-1] != 0).mean() > 0.8 and np.asarray(scale) >= 2.0**-117
+
+
 def test_forward_mode_and_mixed_order():
     x, w = draw(8, 32), draw(32, 16, seed=1)
     with pytest.raises(errors.GradError, match="forward-mode"):
@@ -298,7 +324,9 @@ def test_sums_of_states_are_averaged(name, monkeypatch):
     assert history.uses == (2 if name == "devices" else 4)
     np.testing.assert_allclose(history.rhs / history.uses, np.full(3, np.abs(w).max()), rtol=1e-6)
     tops = np.abs(xs).max((1, 2))
-    assert (tops.min() <= history.lhs / history.uses).all() and (history.lhs / history.uses <= tops.max()).all()
+    assert (tops.min() <= history.lhs / history.uses).all() and (
+        history.lhs / history.uses <= tops.max()
+    ).all()
     want = bf.grad(lambda w: sum(bnp.mean((x @ w) ** 2) for x in xs))(w) / (2 if name == "devices" else 1)
     assert bnp.linalg.norm(of_w - want) < 0.1 * bnp.linalg.norm(want)
 
@@ -408,6 +436,7 @@ BAD = {
     "a format": (lambda: Float8(forward="bfloat16"), errors.ValueRangeError, "forward is bf16"),
     "two of e5m2": (lambda: Float8(forward="float8_e5m2"), errors.ValueRangeError, "both e5m2"),
     "a margin": (lambda: Float8(margin=-1), errors.ValueRangeError, "margin"),
+    "no predicate": (lambda: Float8(where=3), errors.ArgumentError, "where is 3"),
     "a recipe": (lambda: float8(bnp.matmul, "row"), errors.ArgumentError, "the recipe is a str"),
     "rows with a history": (lambda: delayed_float8(bnp.matmul, Float8(scaling="row")), errors.ValueRangeError, "row"),
     "no history": (lambda: delayed_float8(bnp.matmul, history=0), errors.ValueRangeError, "0 steps"),
@@ -431,5 +460,8 @@ def test_a_state_of_another_program_is_refused():
         f((*state, *state), x, w)
     with pytest.raises(errors.TreeError, match=r"history 0, of the matmul at .* has shapes"):
         f(delayed_float8(bnp.matmul, history=3).init(x, w), x, w)
+    for dtype in ("bfloat16", "int32"):
+        with pytest.raises(errors.DtypeError, match="the state has arrays of"):
+            f(bf.tree.map(lambda h, dtype=dtype: h.astype(dtype), state), x, w)
     with pytest.raises(errors.ArgumentError, match="the first argument is a state"):
         f(x, state, w)
