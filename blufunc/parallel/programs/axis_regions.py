@@ -22,7 +22,7 @@ from blufunc.core.pytree import tree
 from blufunc.parallel.mesh.axis_regions import Claim, Region, Release, region, with_axis_types
 from blufunc.parallel.mesh.mesh import AxisSizes, AxisType, Mesh, current_mesh, manual_mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
-from blufunc.parallel.mesh.spec import PartitionSpec
+from blufunc.parallel.mesh.spec import PartitionSpec, names_of
 from blufunc.parallel.mesh.spec_trees import broadcast, check_rank
 from blufunc.parallel.programs.mesh_device import device_on
 from blufunc.parallel.programs.placement import device_put
@@ -40,7 +40,7 @@ class _Release(Release):
         return _home(mesh)
 
     def evaluate(self, args, params):
-        return _moved(args, params, params["back"])
+        return _moved(args, params, params["spec"], params["free"])
 
     def transpose(self, ct, x, *, back, free, enters, **params):
         spec = PartitionSpec() if back is None else back
@@ -60,7 +60,7 @@ class _Claim(Claim):
         return _home(mesh)
 
     def evaluate(self, args, params):
-        return _moved(args, params, None if params["free"] else params["spec"])
+        return _moved(args, params, params["spec"], params["free"])
 
     def transpose(self, ct, x, *, spec, free, enters, **params):
         back = None if free else spec
@@ -85,15 +85,28 @@ def _with_dim(spec: PartitionSpec, d: int, ndim: int) -> PartitionSpec:
     return spec.with_entries(entries)
 
 
-def _moved(args: Sequence[Any], params: dict, spec: PartitionSpec | None) -> Any:
-    """An eager array on the mesh of the other side of an end of a region."""
+def _moved(args: Sequence[Any], params: dict, spec: PartitionSpec, free: Sequence[int]) -> Any:
+    """An eager array on the mesh of the other side of an end of a region.
+
+    Args:
+      spec: how it is sharded there.
+      free: the dimensions that are not said: they stay as they are, unless another one has their axes.
+    """
     (x,) = map(concrete, args)
     mesh = params["inside"] if params["enters"] else params["mesh"]
-    if not isinstance(mesh, Mesh):
-        return x
-    if spec is None:
-        spec = x.buffer.sharding.spec if x.device.joint else PartitionSpec()
-    return device_put(x, NamedSharding(mesh, spec))
+    if not isinstance(mesh, Mesh):  # no mesh is in force: it is that of arguments, known by their types
+        if not x.device.joint:
+            return x
+        mesh = Mesh(x.buffer.sharding.mesh.devices, mesh.axis_names, axis_types=mesh.axis_types)
+    here = x.buffer.sharding.spec if x.device.joint else PartitionSpec()
+    said = spec.for_rank(x.aval.ndim)
+    used = {a for d, entry in enumerate(said) if d not in free for a in names_of(entry)}
+    entries = [
+        entry if d not in free else now if used.isdisjoint(names_of(now)) else None
+        for d, (entry, now) in enumerate(zip(said, here.for_rank(x.aval.ndim), strict=True))
+    ]
+    whole = here if free and len(free) == x.aval.ndim else said  # of pending sums too
+    return device_put(x, NamedSharding(mesh, whole.with_entries(entries)))
 
 
 def auto_axes(
@@ -107,7 +120,7 @@ def auto_axes(
       out_sharding: for the results a ``PartitionSpec`` or ``NamedSharding``, or a pytree prefix of these. If it is left
         out, it is an argument of each call: ``auto_axes(f)(x, out_sharding=P("x"))``.
     Returns:
-      a function like ``f``. Where no mesh is in force, or all axes are ``Auto``, it is ``f``.
+      a function like ``f``. Where no mesh is in force and no argument is on one, or all axes are ``Auto``, it is ``f``.
     Raises (when called):
       ArgumentError: there is no ``out_sharding``.
       ShardingError: the mesh has no such axis, or a ``shard_map`` around the call has made it manual; a spec does not

@@ -23,7 +23,7 @@ from blufunc.core.programs.stage import StagedTracer
 from blufunc.core.pytree import tree
 from blufunc.parallel.collectives.typed_trace import TypedTrace
 from blufunc.parallel.recipes.hierarchical import hierarchical_psum, levels
-from blufunc.parallel.recipes.quantized import quantized_psum
+from blufunc.parallel.recipes.quantized import BLOCK, format_of, quantized_psum
 from blufunc.parallel.recipes.typed import current_trace, element, like, likes, typed_jaxpr
 from blufunc.transforms.autodiff.grad import value_and_grad
 
@@ -55,7 +55,8 @@ def bucketed_psum(
     Returns:
       the same values as ``psum``. Gradients known to be zero, as of unused parameters, are not sent.
     Raises:
-      ArgumentError: ``hierarchical`` with one axis, or another type of quantized elements.
+      ArgumentError: ``hierarchical`` with one axis, another type of quantized elements, or gradients to be quantized
+        that have no float type.
       ShardingError: a gradient is replicated: it is summed already.
       ValueRangeError: ``bytes`` is not positive.
     """
@@ -64,6 +65,8 @@ def bucketed_psum(
         raise errors.ValueRangeError(
             f"bucketed_psum: a bucket has a positive number of bytes, not {bytes}.", where=source.here()
         )
+    if quantized is not None:
+        format_of(quantized, BLOCK, "bucketed_psum", "quantized")
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
     if not axes:
         return grads
@@ -109,6 +112,7 @@ def accumulated_value_and_grad(
     Returns:
       value and gradient, summed in the dtype of the parameters; replicated where the parameters are.
     Raises:
+      ArgumentError: as of ``bucketed_psum``.
       ShapeError: no microbatches, or arrays with different numbers of them.
     """
     axes = (axis,) if isinstance(axis, str) else tuple(axis)

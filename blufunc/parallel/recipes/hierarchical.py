@@ -32,14 +32,15 @@ def hierarchical_all_gather(x: ArrayLike, axis: Sequence[str], *, dim: int = 0) 
       axis: mesh axes, such as ``("host", "device")``. The last is the level within a host.
       dim: the dimension along which parts are concatenated; default 0.
     Raises:
-      ArgumentError: ``axis`` is not several axes.
+      ArgumentError: ``axis`` is not several axes, or has one twice.
       ValueRangeError: there is no such dimension.
     """
     x = bnp.asarray(x)
     outer, inner = levels(axis, "hierarchical_all_gather")
     d = axis_in(dim, x.ndim, "hierarchical_all_gather")
     parts = lax.all_gather(lax.all_gather(x, outer, axis=d), inner, axis=d + 1)
-    return parts.reshape(*x.shape[:d], -1, *x.shape[d + 1 :])
+    n = parts.shape[d] * parts.shape[d + 1] * x.shape[d]  # -1 would be ambiguous for empty arrays
+    return parts.reshape(*x.shape[:d], n, *x.shape[d + 1 :])
 
 
 def hierarchical_psum_scatter(x: ArrayLike, axis: Sequence[str], *, dim: int = 0) -> Array:
@@ -53,7 +54,7 @@ def hierarchical_psum_scatter(x: ArrayLike, axis: Sequence[str], *, dim: int = 0
       axis: mesh axes, such as ``("host", "device")``. The last is the level within a host.
       dim: the dimension that is scattered; default 0.
     Raises:
-      ArgumentError: ``axis`` is not several axes.
+      ArgumentError: ``axis`` is not several axes, or has one twice.
       ShapeError: the dimension is not a multiple of the ranks.
       ValueRangeError: there is no such dimension.
     """
@@ -62,7 +63,8 @@ def hierarchical_psum_scatter(x: ArrayLike, axis: Sequence[str], *, dim: int = 0
     d = axis_in(dim, x.ndim, "hierarchical_psum_scatter")
     hosts, ranks = lax.axis_size(outer), lax.axis_size(inner)
     check_multiple(x, d, hosts * ranks, "hierarchical_psum_scatter")
-    parts = x.reshape(*x.shape[:d], hosts, ranks, -1, *x.shape[d + 1 :])
+    part = x.shape[d] // (hosts * ranks)
+    parts = x.reshape(*x.shape[:d], hosts, ranks, part, *x.shape[d + 1 :])
     return lax.psum_scatter(
         lax.psum_scatter(parts, inner, scatter_dimension=d + 1), outer, scatter_dimension=d
     )
@@ -78,7 +80,7 @@ def hierarchical_psum(x: ArrayLike, axis: Sequence[str]) -> Array:
       x: this rank's term.
       axis: mesh axes, such as ``("host", "device")``. The last is the level within a host.
     Raises:
-      ArgumentError: ``axis`` is not several axes.
+      ArgumentError: ``axis`` is not several axes, or has one twice.
     """
     x = bnp.asarray(x)
     outer, inner = levels(axis, "hierarchical_psum")
@@ -91,7 +93,7 @@ def hierarchical_psum(x: ArrayLike, axis: Sequence[str]) -> Array:
 
 def levels(axis: Any, what: str) -> tuple[tuple[str, ...], str]:
     """The axes between hosts, and the one within a host."""
-    axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    axes = axes_of(axis, what)
     if len(axes) < 2:
         raise errors.ArgumentError(
             f"{what} takes axes of two levels, not {axis!r:.60}.",
@@ -100,6 +102,23 @@ def levels(axis: Any, what: str) -> tuple[tuple[str, ...], str]:
             fix="axis=('host', 'device'), of a mesh with these axes",
         )
     return axes[:-1], axes[-1]
+
+
+def axes_of(axis: Any, what: str) -> tuple[str, ...]:
+    """One mesh axis, or several, as a tuple."""
+    axes = (axis,) if isinstance(axis, str) or not isinstance(axis, Sequence) else tuple(axis)
+    if not all(isinstance(a, str) for a in axes):
+        wrong, why = f"takes names of mesh axes, not {axis!r:.60}", ""
+    elif len({*axes}) < len(axes):
+        wrong, why = f"takes each axis once, not {axis!r:.60}", "its ranks would be counted twice."
+    else:
+        return axes
+    raise errors.ArgumentError(
+        f"{what} {wrong}.",
+        where=source.here(),
+        why=why,
+        fix="axis=('host', 'device'), of a mesh with these axes",
+    )
 
 
 def check_multiple(x: Any, dim: int, ranks: int, what: str) -> None:

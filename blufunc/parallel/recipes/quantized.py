@@ -19,7 +19,7 @@ from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in, static_int
 from blufunc.parallel.collectives.primitives import pcast_p
-from blufunc.parallel.recipes.hierarchical import check_multiple, levels
+from blufunc.parallel.recipes.hierarchical import axes_of, check_multiple, levels
 from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
 from blufunc.transforms.staging.make_jaxpr import typeof
 
@@ -84,8 +84,8 @@ def quantized_all_gather(
     """
     x = _float(x, "quantized_all_gather")
     d = axis_in(dim, x.ndim, "quantized_all_gather")
-    how = _format(dtype, block, "quantized_all_gather")
-    back = None if gradient is None else _format(gradient, block, "quantized_all_gather")
+    how = format_of(dtype, block, "quantized_all_gather")
+    back = None if gradient is None else format_of(gradient, block, "quantized_all_gather", "gradient")
     return _gather(x, _hops(axis, hierarchical, "quantized_all_gather"), d, how, back)
 
 
@@ -120,7 +120,7 @@ def quantized_psum_scatter(
     """
     x = _float(x, "quantized_psum_scatter")
     d = axis_in(dim, x.ndim, "quantized_psum_scatter")
-    how = _format(dtype, block, "quantized_psum_scatter")
+    how = format_of(dtype, block, "quantized_psum_scatter")
     hops = _hops(axis, hierarchical, "quantized_psum_scatter")
     check_multiple(x, d, lax.axis_size(sum(hops, ())), "quantized_psum_scatter")
     x = of_unreduced(x, sum(hops, ()))
@@ -132,7 +132,8 @@ def quantized_psum(x: Array, axis: Sequence[str], dtype: str, hierarchical: bool
 
     All ranks read the same blocks, so that the sum is the same on all.
     """
-    hops, how = _hops(axis, hierarchical, what), _format(dtype, BLOCK, what)
+    x = _float(x, what, "quantized=None")
+    hops, how = _hops(axis, hierarchical, what), format_of(dtype, BLOCK, what, "quantized")
     x = of_unreduced(x, axis)
     n = lax.axis_size(sum(hops, ()))
     flat = bnp.pad(x.reshape(-1), (0, -x.size % n))
@@ -154,7 +155,7 @@ def _gather_forward(x: Any, hops: Hops, dim: int, how: Format, back: Format | No
 
 
 def _gather_backward(hops: Hops, dim: int, how: Format, back: Format | None, _: None, ct: Any) -> tuple[Any]:
-    return (_scattered(ct, hops, dim, back),)
+    return (_scattered(ct, hops, dim, back).astype(ct.dtype),)
 
 
 _gather.defvjp(_gather_forward, _gather_backward)
@@ -264,15 +265,16 @@ def _hops(axis: str | Sequence[str], hierarchical: bool, what: str) -> Hops:
     if hierarchical:
         outer, inner = levels(axis, f"{what}(hierarchical=True)")
         return outer, (inner,)
-    return ((axis,) if isinstance(axis, str) else tuple(axis),)
+    return (axes_of(axis, what),)
 
 
-def _format(dtype: str, block: int, what: str) -> Format:
-    if dtype not in _LARGEST:
+def format_of(dtype: str, block: int, what: str, option: str = "dtype") -> Format:
+    """The format that an option asks for."""
+    if not isinstance(dtype, str) or dtype not in _LARGEST:
         raise errors.ArgumentError(
             f"{what} sends elements of {' or '.join(_LARGEST)}, not {dtype!r:.60}.",
             where=source.here(),
-            fix='dtype="int8"',
+            fix=f'{option}="int8"',
         )
     block = static_int(block, what, "block")
     if block < 1:
@@ -282,13 +284,13 @@ def _format(dtype: str, block: int, what: str) -> Format:
     return Format(dtype, block)
 
 
-def _float(x: Any, what: str) -> Any:
+def _float(x: Any, what: str, fix: str = "lax.all_gather, or lax.psum_scatter") -> Any:
     x = bnp.asarray(x)
     if not dtypes.is_floating(x.dtype):
         raise errors.ArgumentError(
             f"{what} takes floats, not {x.aval}.",
             where=source.here(),
             why="they are rounded to 8 bits.",
-            fix="lax.all_gather, or lax.psum_scatter",
+            fix=fix,
         )
     return x

@@ -23,6 +23,7 @@ from blufunc.core.primitives import effects
 from blufunc.core.primitives.primitive import concrete, device_of
 from blufunc.core.programs import simplify as passes
 from blufunc.core.programs.cache_key import Key, difference
+from blufunc.core.programs.stage import TraceTypes
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import ShapeDtypeStruct, as_values, labels_of
 from blufunc.transforms.staging.signatures import Analysed, Signed
@@ -385,8 +386,11 @@ class Compiled(Analysed):
         traced = self.traced
         call = traced.owner._split(*traced.with_static(args, kwargs))
         values = as_values(call.leaves, lambda i: f"argument leaf {i}")
+        # as of a call of the jitted function: before arguments are moved to their ``in_shardings``
+        shardings = TraceTypes(values, traced.entry.key.types).key if traced.entry.key.shardings else ()
         values = traced.owner._placed(call, values)
-        key = Key(call.in_tree, tuple(v.aval for v in values), call.static_key, traced.entry.key.context)
+        types = tuple(v.aval for v in values)
+        key = Key(call.in_tree, types, call.static_key, traced.entry.key.context, shardings)
         if key != traced.entry.key:
             raise errors.ArgumentError(
                 f"the compiled {traced.owner.name} was called with arguments of other types than it was compiled for.",

@@ -139,6 +139,18 @@ def test_a_function_that_asks_is_traced_for_the_shardings_of_its_arguments(expli
     assert silent.trace_count == 1
 
 
+def test_a_function_that_asks_is_compiled_ahead_of_time(explicit):
+    a, c = on(explicit, "ac")
+    f = lambda x: x * (2 if bf.typeof(x).sharding.spec == P("x") else 3)
+    for x, factor in ((A, 3), (a, 2), (c, 3)):
+        np.testing.assert_array_equal(bf.jit(f).lower(x).compile()(x), A * factor)
+    with pytest.raises(errors.ArgumentError, match=r"sharded as P\('x'.*-> P\(None, 'x'"):
+        bf.jit(f).lower(a).compile()(c)
+    moved = bf.jit(f, in_shardings=NamedSharding(explicit, P("x")))
+    np.testing.assert_array_equal(moved.lower(A).compile()(A), moved(A))
+    np.testing.assert_array_equal(moved.lower(a).compile()(a), A * 2)
+
+
 def test_types_of_plans_and_of_arguments_without_devices():
     mesh = AbstractMesh((2, 2), ("x", "y"), axis_types=AxisType.Explicit)
     seen = []
@@ -209,6 +221,25 @@ def test_regions_under_vmap_and_scan(explicit):
     np.testing.assert_array_equal(batched(square, square), A[:, :4] * A[:, :4].T)
     step = lambda t, _: (auto_axes(lambda t, c: t + c, out_sharding=P("x"))(t, c), None)
     np.testing.assert_array_equal(bf.jit(lambda a, c: lax.scan(step, a, None, length=3)[0])(a, c), A * 4)
+
+
+def test_eager_vmap_of_a_region_keeps_what_its_specs_do_not_say(explicit):
+    columns = bf.device_put(A, NamedSharding(explicit, P("y")))
+    f = auto_axes(lambda r: r * 2, out_sharding=P("x"))
+    assert types_of(bf.vmap(f)(columns)) == ["f32[4@y,6@x]"]
+    (rows,) = on(explicit, "a")
+    assert types_of(bf.vmap(f)(rows)) == ["f32[4,6@x]"]  # the region says what "x" shards
+    np.testing.assert_array_equal(bf.vmap(f)(rows), A * 2)
+
+
+def test_a_region_without_a_mesh_in_force_is_on_that_of_its_arguments(eight):
+    mesh = bf.make_mesh((2, 2), ("x", "y"), axis_types=AxisType.Explicit)
+    a, c = on(mesh, "ac")
+    seen = []
+    f = auto_axes(lambda a, c: (seen.append(types_of([a, c])), a * c)[1], out_sharding=P("x"))
+    out = f(a, c)
+    assert seen == [["f32[4,6]", "f32[4,6]"]] and types_of(out) == ["f32[4@x,6]"]
+    np.testing.assert_array_equal(out, A * A)
 
 
 def test_a_region_takes_its_sharding_with_the_call_and_needs_one(explicit):

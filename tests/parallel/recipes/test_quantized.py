@@ -54,6 +54,13 @@ def test_two_levels_have_the_results_and_derivatives_of_one(case, dim):
     np.testing.assert_allclose(*grads, rtol=1e-6)
 
 
+@pytest.mark.parametrize("case", ["all_gather", "psum_scatter"])
+def test_two_levels_of_arrays_without_elements(case):
+    ours, plain = LEVELS[case]
+    empty = np.zeros((8, 16, 0), np.float32)
+    assert on_ranks(lambda x: ours(x, 0), empty).shape == on_ranks(lambda x: plain(x, 0), empty).shape
+
+
 def rows_of(f, *args, specs):
     mapped = bf.shard_map(f, mesh=MESH, in_specs=specs, out_specs=P(AXES))
     return {(r.operation, r.axes): (r.bytes, r.sent) for r in bf.collectives(mapped, *args)}
@@ -141,24 +148,29 @@ def quadratic(w, x):
 
 @pytest.mark.parametrize("hierarchical", [False, True])
 @pytest.mark.parametrize("gradient", [None, "int8"])
-def test_fully_sharded_gradients(gradient, hierarchical):
+@pytest.mark.parametrize("of", ["float32", "bfloat16"])
+def test_fully_sharded_gradients(of, gradient, hierarchical):
     """The gradient is exact at the rounded weights; then its terms are rounded."""
 
     def step(w, x):
         gather = lambda w: quantized_all_gather(w, AXES, gradient=gradient, hierarchical=hierarchical)
-        return bf.grad(lambda w: quadratic(gather(w), x))(w), gather(w)[None]
+        w = w.astype(of)
+        loss = lambda w: quadratic(gather(w).astype("float32"), x)
+        return bf.grad(loss)(w).astype("float32"), gather(w)[None].astype("float32")
 
     mapped = bf.shard_map(step, mesh=MESH, in_specs=(P(AXES), P(AXES)), out_specs=(P(AXES), P(AXES)))
     got, seen = mapped(W, ROWS)
     terms = np.stack([2 * x.T @ (x @ seen[0]) for x in ROWS.reshape(8, 2, 32)])
+    # the cotangent, each sum of a level and the result are rounded to the dtype of the weights
+    coarse = 0 if of == "float32" else 2**-8 * abs(terms).max((1, 2)).sum() * 3
     if gradient is None:
-        np.testing.assert_allclose(got, terms.sum(0), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(got, terms.sum(0), rtol=1e-4, atol=1e-4 + coarse)
     else:
-        bound = abs(terms).max((1, 2)).sum() / 254 * (2 if hierarchical else 1)
+        bound = abs(terms).max((1, 2)).sum() / 254 * (2 if hierarchical else 1) + coarse
         assert 0 < abs(got - terms.sum(0)).max() <= bound
     sent = {(r.operation, r.axes): r.sent for r in bf.collectives(mapped, W, ROWS)}
     message = 64 + 4 + 192  # a rank's part of the weights, a scale, and what fills the block
-    if not hierarchical:
+    if not hierarchical and of == "float32":
         assert sent["all_gather", AXES] == 7 * message  # once, though it is read twice
         assert sent["all_to_all" if gradient else "reduce_scatter", AXES] == (
             7 * message if gradient else W.nbytes * 7 / 8
@@ -252,6 +264,27 @@ REFUSED = {
     ),
     "no block": (lambda x: quantized_all_gather(x, AXES, block=0), errors.ValueRangeError, "positive number"),
     "integers": (lambda x: quantized_psum_scatter(x.astype("int32"), AXES), errors.ArgumentError, "takes floats"),
+    "integers of buckets": (
+        lambda x: bucketed_psum(x.astype("int32"), AXES, quantized="int8"),
+        errors.ArgumentError, r"bucketed_psum takes floats(.|\n)*quantized=None",
+    ),
+    "complex": (
+        lambda x: bucketed_psum(x.astype("complex64"), AXES, quantized="int8"), errors.ArgumentError, "takes floats",
+    ),
+    "a type of no bucket": (
+        lambda x: bucketed_psum({}, AXES, quantized="int4"), errors.ArgumentError, "not 'int4'(.|\n)*quantized=",
+    ),
+    "a type that is no name": (
+        lambda x: quantized_all_gather(x, AXES, dtype=["int8"]), errors.ArgumentError, "not \\['int8'\\]",
+    ),
+    "a type of the cotangent": (
+        lambda x: quantized_all_gather(x, AXES, gradient="int4"), errors.ArgumentError, 'gradient="int8"',
+    ),
+    "an axis twice": (lambda x: hierarchical_psum(x, ("host", "host")), errors.ArgumentError, "each axis once"),
+    "an axis twice, quantized": (
+        lambda x: quantized_all_gather(x, ("host", "host")), errors.ArgumentError, "quantized_all_gather takes each",
+    ),
+    "no name of an axis": (lambda x: hierarchical_psum(x, ("host", 1)), errors.ArgumentError, "names of mesh axes"),
     "no multiple": (lambda x: quantized_psum_scatter(x[:3], AXES), errors.ShapeError, "among 8 ranks"),
     "no multiple of levels": (lambda x: hierarchical_psum_scatter(x[:3], AXES), errors.ShapeError, "among 8 ranks"),
 }  # fmt: skip
