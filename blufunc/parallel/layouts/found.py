@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import json
 import keyword
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,10 @@ _SHOWN = 10
 
 _PIPELINES = 5
 """Pipelines of it."""
+
+_OWN = {"arguments", "functools", "re", "bf", "P", "mesh", "specs", "activations", "shardings", "in_shardings",
+        "out_shardings", "compiled"}  # fmt: skip
+"""The names of the written program."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -187,22 +192,25 @@ class FoundLayout:
         names of its parameters, those of ``*args`` as ``args0`` and so on; and so what is bound to it, unless that is
         written as a literal.
         """
-        heads = self.program.groups.heads
         # an argument without leaves has no name of its own
-        arguments = iter(heads)
-        parts = [
-            f'shardings("{(head := next(arguments))}", {head})' if child.num_leaves else "None"
-            for child in self.program.in_tree.children()
-        ]
+        names = iter(self.program.groups.heads)
+        heads = [next(names) if child.num_leaves else "None" for child in self.program.in_tree.children()]
+        parts = [h if h == "None" else f'shardings("{h}", arguments[{i}])' for i, h in enumerate(heads)]
         options = [f"donate_argnums={self.program.donate}"] if self.program.donate else []
         options += [f"memory_budget={self._budget}"] if self._budget is not None else []
         step, binds = _step_code(self.program.fun)
+        # ahead of all names that the program makes, which may be those of parameters, or of the step
+        taken = [f"arguments = {_tuple_code(heads)}"]
+        if step in _OWN:
+            taken, step = [f"step, arguments = {step}, {_tuple_code(heads)}"], "step"
         activations = self.activations
         if activations:
             step = f"bf.parallel.annotated({step}, activations)"
         shardings = ["in_shardings=in_shardings", "out_shardings=out_shardings"]
         return "\n".join(
             [
+                *taken,
+                "",
                 *(["import functools"] if binds else []),
                 "import re",
                 "",
@@ -211,10 +219,10 @@ class FoundLayout:
                 "",
                 f"mesh = bf.make_mesh({self.mesh.axis_sizes}, {self.mesh.axis_names})",
                 "specs = {",
-                *(f'    "{path}": {spec},' for path, spec in self.specs.items()),
+                *(f"    {json.dumps(path)}: {spec}," for path, spec in self.specs.items()),
                 "}  # * is an index; what is not here is replicated",
                 *(["activations = {  # or bf.constrain(value, spec) on these lines"] if activations else []),
-                *(f'    "{key}": {spec},' for key, spec in activations.items()),
+                *(f"    {json.dumps(key)}: {spec}," for key, spec in activations.items()),
                 *(["}"] if activations else []),
                 "",
                 "",
@@ -228,7 +236,7 @@ class FoundLayout:
                 "    return bf.tree.map_with_path(of, argument)",
                 "",
                 "",
-                f"in_shardings = ({', '.join(parts)}{',' * (len(parts) == 1)})",
+                f"in_shardings = {_tuple_code(parts)}",
                 f"out_shardings = {self._results_code(self.program.out_tree, 0)}",
                 "compiled = bf.jit(",
                 *(f"    {part}," for part in (step, *shardings, *options)),
@@ -277,6 +285,10 @@ class FoundLayout:
                 else "all arguments are replicated",
             ]
         )
+
+
+def _tuple_code(parts: Sequence[str]) -> str:
+    return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
 
 
 def _step_code(fun: Any) -> tuple[str, bool]:

@@ -30,6 +30,7 @@ from blufunc.parallel.layouts.program import Program, checked_arguments
 from blufunc.parallel.layouts.stage_search import Stages
 from blufunc.parallel.layouts.strategies import (
     ISLAND,
+    Along,
     Layouts,
     Strategy,
     Streams,
@@ -230,6 +231,9 @@ class _Search:
         for turn in itertools.zip_longest(*by_mesh):
             for n, strategy in filter(None, turn):
                 self._of_strategy(first, n, strategy)
+        if not self._rows():  # no axis divides the batch: begin with whole arguments
+            for n, (mesh, _) in enumerate(self.places):
+                self._of_strategy(first, n, (Along(),) * len(mesh.axis_names))
         for row in self._rows()[:1]:  # the others on the best mesh
             for strategy in strategies(first.groups, row.mesh.abstract):
                 self._of_strategy(first, self._place(row), strategy)
@@ -273,7 +277,7 @@ class _Search:
         tried: set[int] = set()
         while rows := [r for r in self._rows()[:1] if id(r) not in tried and r.strategy is not None]:
             tried.add(id(rows[0]))
-            for strategy in changes(rows[0].program.groups, rows[0].strategy):  # type: ignore[arg-type]
+            for strategy in changes(rows[0].program.groups, rows[0].mesh.abstract, rows[0].strategy):  # type: ignore[arg-type]
                 self._of_strategy(rows[0].program, self._place(rows[0]), strategy, rows[0].streams)
 
     def _refine(self) -> None:
@@ -355,10 +359,14 @@ class _Search:
     def _more_devices(self, row: FoundLayout) -> tuple[int, int] | None:
         """A number of devices at which a strategy fits, and the peak there."""
         links, mesh = self.places[self._place(row)][1], row.mesh.abstract
-        # of a layout without a strategy: FSDP, which needs the least memory
-        strategy = row.strategy or strategies(row.program.groups, mesh)[0]
+        n = next((n for n, size in enumerate(mesh.axis_sizes) if size > 1), None)
+        strategy = row.strategy if n is not None else None
         for _ in range(_DOUBLINGS):
-            mesh = AbstractMesh((2 * mesh.axis_sizes[0], *mesh.axis_sizes[1:]), mesh.axis_names)
+            sizes = list(mesh.axis_sizes)
+            sizes[n or 0] *= 2
+            mesh = AbstractMesh(sizes, mesh.axis_names)
+            # of a layout without a strategy: FSDP, which needs the least memory
+            strategy = strategy or strategies(row.program.groups, mesh)[0]
             layouts = layouts_of(row.program.groups, mesh, strategy)
             try:
                 peak = row.program.plan(mesh, layouts, self.device, links).peak_bytes
@@ -371,7 +379,7 @@ class _Search:
 
 def _limit(memory: Any, device: DeviceSpec | None) -> int | None:
     if memory is not None:
-        return budget_in_bytes(memory)
+        return budget_in_bytes(memory, "search: memory")
     if device is not None and isinstance(device, DeviceSpec) and device.memory is not None:
         return int(device.memory)
     return None

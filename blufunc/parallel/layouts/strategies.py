@@ -106,15 +106,27 @@ def strategies(groups: Groups, mesh: AbstractMesh, alone: bool = True) -> list[S
     data = [Along(batch, stored) for stored in (STORED if has_state(groups) else ("", "parameter"))][::-1]
     tensor = [Along(lines) for lines in tensor_lines(groups)]
     sequence = [Along((i,)) for i, k in enumerate(groups.lines) if k.of_data and i not in batch]
-    if len(mesh.axis_names) == 1:
+    wide = _wide(mesh)
+    if not wide:
+        return [(Along(),) * len(mesh.axis_names)]
+    if len(wide) == 1:
         others = [*tensor, *sequence] if alone or mesh.size <= ISLAND else []
-        return [(along,) for along in [*data, *others, *([] if batch else [Along()])]]
-    last = [*tensor, *sequence] if alone else tensor[:1]
-    found = []
-    for outer in data:
-        same = (outer,) * (len(mesh.axis_names) - 1)
-        found += [(*same, along) for along in ([outer, *last] if alone or not last else last)]
-    return found
+        found = [(along,) for along in [*data, *others, *([] if batch else [Along()])]]
+    else:
+        last = [*tensor, *sequence] if alone else tensor[:1]
+        found = []
+        for outer in data:
+            same = (outer,) * (len(wide) - 1)
+            found += [(*same, along) for along in ([outer, *last] if alone or not last else last)]
+    among = lambda chosen: tuple(
+        chosen[wide.index(n)] if n in wide else Along() for n in range(len(mesh.axis_names))
+    )
+    return [among(chosen) for chosen in found]
+
+
+def _wide(mesh: AbstractMesh) -> list[int]:
+    """The axes of several devices; there is nothing to choose along the others."""
+    return [n for n, size in enumerate(mesh.axis_sizes) if size > 1]
 
 
 def has_state(groups: Groups) -> bool:
@@ -199,16 +211,17 @@ def _divides_streams(
     )
 
 
-def changes(groups: Groups, strategy: Strategy) -> Iterator[Strategy]:
+def changes(groups: Groups, mesh: AbstractMesh, strategy: Strategy) -> Iterator[Strategy]:
     """Strategies that differ in the storage or in one line along one axis."""
-    for n, along in enumerate(strategy):
+    choices = [(n, strategy[n]) for n in _wide(mesh)]
+    for n, along in choices:
         for stored in STORED:
             if stored != along.stored and (stored != "state" or has_state(groups)):
                 yield _with(strategy, n, along._replace(stored=stored))
     for i, line in enumerate(groups.lines):
         if line.saving <= 0 and not line.of_data:
             continue
-        for n, along in enumerate(strategy):
+        for n, along in choices:
             if i in along.lines:
                 yield _with(strategy, n, along._replace(lines=tuple(j for j in along.lines if j != i)))
             else:

@@ -20,8 +20,11 @@ _UNITS = {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
-def budget_in_bytes(size: Any) -> int:
+def budget_in_bytes(size: Any, what: str = "jit: memory_budget") -> int:
     """The bytes of a ``memory_budget``: a positive integer, or a number with a unit.
+
+    Args:
+      what: the function and its argument, for the message.
 
     Raises:
       ArgumentError: it is neither.
@@ -39,8 +42,8 @@ def budget_in_bytes(size: Any) -> int:
             found = None
     if found is None or found <= 0:
         raise errors.ArgumentError(
-            f"jit: memory_budget={size!r:.60} is not a memory size.",
+            f"{what}={size!r:.60} is not a memory size.",
             where=source.here(),
-            fix='memory_budget="12GB" for 12e9 bytes, "12GiB" for 12 * 2**30, or bytes as an int',
+            fix=f'{what.split()[-1]}="12GB" for 12e9 bytes, "12GiB" for 12 * 2**30, or bytes as an int',
         )
     return found

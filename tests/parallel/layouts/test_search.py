@@ -181,6 +181,36 @@ def test_the_code_of_a_step_of_any_number_of_arguments(step, heads):
     assert bf.eval_shape(names["compiled"], *args).shape == bf.eval_shape(step, *args).shape
 
 
+def named_as_the_code(specs, mesh, bf, P):
+    return bnp.tanh(mesh @ specs["up"]) @ specs['"down"'] + bf["a.b"] * P
+
+
+def shardings(arguments, in_shardings):
+    return arguments @ in_shardings
+
+
+@pytest.mark.parametrize(
+    ("step", "args"),
+    [
+        (
+            named_as_the_code,
+            ({"up": floats(8, 32), '"down"': floats(32, 8)}, floats(8, 8), {"a.b": floats(8)}, floats(8, 8)),
+        ),
+        (shardings, (floats(8, 8), floats(8, 8))),
+    ],
+    ids=["parameters and keys", "step"],
+)
+def test_the_code_keeps_names_of_its_own_apart(step, args):
+    found = bf.parallel.search(
+        step, *args, mesh=AbstractMesh((4,), ("x",)), device=DEVICE, links=LINK, plans=6
+    )
+    best = next(r for r in found if r.specs)
+    names = {step.__name__: step, **dict(zip(best.program.groups.heads, args, strict=True))}
+    exec(best.code().replace("bf.make_mesh", "bf.AbstractMesh"), names)
+    assert names["in_shardings"] == best.in_shardings
+    assert bf.eval_shape(names["compiled"], *args).shape == bf.eval_shape(step, *args).shape
+
+
 # -- memory and choices --------------------------------------------------------------------------------
 
 WIDE = ({"up": floats(1024, 4096), "bias": floats(4096), "down": floats(4096, 1024)}, floats(64, 1024))
@@ -270,6 +300,35 @@ def test_one_device_and_numbers_of_devices():
 
 
 # -- groups --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(4, 1), (1, 4), (1, 1)], ids=str)
+def test_axes_of_one_device_are_left_out(sizes):
+    small = SMALL["mlp"]
+    wide = next((n for n, size in enumerate(sizes) if size > 1), 0)
+    names = ("data", "model")
+    how = {"device": DEVICE, "links": LINK, "plans": 8}
+    found = bf.parallel.search(small.step, *small.args, mesh=AbstractMesh(sizes, names), **how)
+    alone = bf.parallel.search(
+        small.step, *small.args, mesh=AbstractMesh((sizes[wide],), (names[wide],)), **how
+    )
+    assert found.seconds == alone.seconds and found.specs == alone.specs
+
+
+def test_a_batch_that_no_axis_divides():
+    small = SMALL["mlp"]
+    params, x = small.args
+    odd = floats(63, x.shape[1])
+    found = bf.parallel.search(
+        small.step,
+        params,
+        odd,
+        mesh=AbstractMesh((4, 2), ("data", "model")),
+        device=DEVICE,
+        links=LINK,
+        plans=8,
+    )
+    assert found.specs  # parameters are sharded
 
 
 def test_layers_share_a_layout_unless_each_is_the_input_of_the_next():
@@ -393,6 +452,11 @@ WRONG = {
     ),
     "plans": (lambda: bf.parallel.search(bnp.sin, X, mesh=ON, plans=0), errors.ArgumentError, "plans is 0"),
     "memory": (lambda: bf.parallel.search(bnp.sin, X, mesh=ON, memory="much"), errors.ArgumentError, "much"),
+    "memory that is no integer": (
+        lambda: bf.parallel.search(bnp.sin, X, mesh=ON, memory=1e12),
+        errors.ArgumentError,
+        r"search: memory=1000000000000.0(.|\n)*memory=\"12GB\"",
+    ),
 }
 
 
