@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -159,8 +160,8 @@ class Config:
       cpu_devices: the number of simulated CPU devices, which share its cores; more than one is for testing
         multi-device programs.
       simulated_network: the network between simulated hosts, ``2hosts,100us,10GB/s``: their number, and latency and
-        bandwidth of the link of each. Collectives of CPU devices on several hosts, of one process or of several, take
-        as much longer; results are the same. Empty: one host.
+        bandwidth of the link of each, which its ranks share. Collectives of CPU devices on several hosts, of one
+        process or of several, take as much longer; results are the same. Empty: one host.
       bucket_bytes: bytes of a full bucket of gradients, which share an all-reduce or a reduce-scatter in programs that
         are sharded; by default 25 MiB, about the full bandwidth of links. Fewer start the first bucket earlier, more
         launch fewer collectives. It applies to programs compiled afterwards.
@@ -333,6 +334,12 @@ def _stages(text: str) -> list[str]:
     return [stage for stage in map(str.strip, text.split(",")) if stage]
 
 
+NETWORK = re.compile(
+    r"([1-9]\d*)hosts,(\d+(?:\.\d+)?)(s|ms|us),(?!0+(?:\.0+)?[MG]?B)(\d+(?:\.\d+)?)(B/s|MB/s|GB/s)"
+)
+"""Values of ``simulated_network``: hosts, latency and bandwidth, with their units."""
+
+
 def _check_value(name: str, value: Any) -> None:
     """Raise for an invalid value of a flag, which would otherwise be ignored."""
     kind = Config.__dataclass_fields__[name].type
@@ -342,6 +349,11 @@ def _check_value(name: str, value: Any) -> None:
         )
     if kind == "int" and value < 1:
         raise errors.ValueRangeError(f"the flag {name!r} cannot be {value}.", fix="it is at least 1")
+    if name == "simulated_network" and value and not NETWORK.fullmatch(value.replace(" ", "")):
+        raise errors.ValueRangeError(
+            f"the flag {name!r} cannot be {value!r:.60}.",
+            fix="hosts, the latency and the bandwidth of the link of each: '2hosts,100us,10GB/s'",
+        )
     choices = STAGES if name == "debug" else _CHOICES.get(name, (value,))
     wrong = [one for one in (_stages(value) if name == "debug" else [value]) if one not in choices]
     if wrong:

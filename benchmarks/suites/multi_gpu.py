@@ -176,12 +176,28 @@ def _microbatches(layout: str, o: argparse.Namespace, sizes: dict[str, int]) -> 
     return min(4 * o.gpus, o.gpus * sizes["batch"]) if layout == "pipeline" else min(4, sizes["batch"])
 
 
+def _known() -> list[str]:
+    return list(dict.fromkeys(layout for layout, *_ in TRAINERS.values()))
+
+
+def _layouts(text: str) -> list[str]:
+    found = names(text)
+    if unknown := [name for name in found if name not in _known()]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no layout: {', '.join(_known())}")
+    return found
+
+
+def _several(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_options(p, limit=1800)
-    p.add_argument("--gpus", type=int, default=2)
-    known = ", ".join(dict.fromkeys(layout for layout, *_ in TRAINERS.values()))
-    p.add_argument("--layouts", type=names, default=[], help=f"{known}; all by default")
+    p.add_argument("--gpus", type=_several, default=2)
+    p.add_argument("--layouts", type=_layouts, default=[], help=f"{', '.join(_known())}; all by default")
     p.add_argument("--precision", choices=["bf16", "tf32", "fp32"], default="bf16")
     p.add_argument("--steps", type=int, default=20, help="timed steps")
     p.add_argument("--warmup", type=int, default=5, help="steps after the first that are not timed")

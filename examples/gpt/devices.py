@@ -112,17 +112,7 @@ def layout(asked: dict[str, int] | None, config: model.Config, batch: int, **how
       batch: sequences in a step.
       how: the other attributes of ``sharded.Plan``.
     """
-    processes = bf.process_count()
-    axes = asked or ({"data": processes} if processes > 1 else {})
-    if -1 in axes.values():
-        there, others = processes if processes > 1 else bf.device_count(), -math.prod(axes.values())
-        if there % others:
-            raise DataError(
-                f"{there} devices cannot be divided by the other axes, {others}",
-                where=_flag(axes),
-                fix=f"a multiple of {others} processes or devices",
-            )
-        axes = {axis: there // others if size == -1 else size for axis, size in axes.items()}
+    processes, axes = bf.process_count(), sizes(asked)
     n = math.prod(axes.values())
     if processes > 1 and n != processes:
         raise DataError(
@@ -140,11 +130,28 @@ def layout(asked: dict[str, int] | None, config: model.Config, batch: int, **how
     return Layout(dataclasses.replace(plan, mesh=bf.make_mesh(tuple(axes.values()), tuple(axes))))
 
 
+def sizes(asked: dict[str, int] | None) -> dict[str, int]:
+    """The axes of a mesh with their sizes: that of -1, and "data" over processes."""
+    processes = bf.process_count()
+    axes = asked or ({"data": processes} if processes > 1 else {})
+    if -1 in axes.values():
+        there, others = processes if processes > 1 else bf.device_count(), -math.prod(axes.values())
+        if there % others:
+            raise DataError(
+                f"{there} devices cannot be divided by the other axes, {others}",
+                where=_flag(axes),
+                fix=f"a multiple of {others} processes or devices",
+            )
+        axes = {axis: there // others if size == -1 else size for axis, size in axes.items()}
+    return axes
+
+
 def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded.Plan) -> None:
     """Raise DataError if the axes do not combine, or a dimension is not divisible."""
 
     def refuse(what: str, why: str = "", fix: str = "") -> None:
-        raise DataError(what, where=_flag(axes), why=why, fix=fix)
+        where = _flag(axes) if axes else f"--accumulate {plan.microbatches}"
+        raise DataError(what, where=where, why=why, fix=fix)
 
     if {"zero1", "zero2"} <= axes.keys():
         refuse(
@@ -158,7 +165,7 @@ def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded
             why="it adds up whole gradients of its microbatches, as zero1 does",
             fix=f"--mesh {sharded.spelled({'zero1' if a == 'zero2' else a: n for a, n in axes.items()})}",
         )
-    if "expert" in axes and not config.experts:
+    if axes.get("expert", 1) > 1 and not config.experts:
         refuse("the model has no experts", fix=f"--experts {2 * axes['expert']}")
     if "model" in axes and plan.loss_chunk:
         raise DataError(
@@ -170,6 +177,7 @@ def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded
     for axis, flag, value, usual in (
         ("seq", "--routing", plan.routing, sharded.ALONE.routing),
         ("stage", "--pipeline-schedule", plan.schedule, sharded.ALONE.schedule),
+        ("stage", "--chunks", plan.chunks, sharded.ALONE.chunks),
         ("stage", "--shard-vocabulary", plan.sharded_ends, False),
     ):
         if value != usual and axis not in axes:

@@ -18,7 +18,7 @@ import numpy as np
 import blufunc as bf
 from blufunc import io, random, tree
 from blufunc.errors import ArgumentError, DataError, ShardingError, UnsupportedError
-from examples.gpt import data, mesh_options, report, sharded
+from examples.gpt import data, devices, mesh_options, report, sharded
 from examples.llm import (
     architectures,
     finetune,
@@ -85,7 +85,10 @@ def _loaded(
     if quantize is not None:
         if plan.mesh is not None:
             raise DataError(
-                "quantized weights are on one device", where="--mesh", fix="leave one of the two options out"
+                "quantized weights are on one device",
+                where=f"--mesh {sharded.spelled(dict(plan.mesh.shape))}",
+                why="their codes and scales are packed as a whole, and are not divided",
+                fix="leave one of the two options out",
             )
         quantized.check(config, quantize)
     began = time.perf_counter()
@@ -109,10 +112,11 @@ def _loaded(
     return params
 
 
-def _for_generation(config: Config, axes: dict[str, int] | None) -> placement.Layout:
+def _for_generation(config: Config, asked: dict[str, int] | None) -> placement.Layout:
     """The layout of a model that generates: one device, or "fsdp" and "model"."""
-    if not axes:
+    if not asked:
         return placement.Layout(config=config)
+    axes = devices.sizes(asked)
     if others := sorted(axes.keys() - {"fsdp", "model"}):
         raise DataError(
             f"tokens are not generated along {others[0]}",
@@ -222,6 +226,7 @@ def _finetune(options: argparse.Namespace) -> int:
         recompute=settings.recompute,
     )
     config = layout.config
+    finetune.check(settings, layout)
     # updates of 1e-5 are lost in bfloat16: what is trained is float32, and --autocast is for speed
     params = _loaded(options.model, options, options.dtype if rank else "float32", layout, options.qlora)
     words = _tokenizer(options, config)

@@ -17,7 +17,7 @@ import numpy as np
 import blufunc as bf
 from blufunc import io, nn, optim, random, tree
 from blufunc.errors import DataError
-from examples.gpt import data, report
+from examples.gpt import data, report, sharded
 from examples.llm import layouts, model, peft, placement, quantized, weights
 from examples.llm.config import Config
 from examples.llm.tokenizer import Tokenizer
@@ -232,13 +232,7 @@ def run(
             fix="a rank of adapters, such as 16",
         )
     layout = placement.Layout(config=config) if layout is None else layout
-    if settings.rank and layout.plan.has("stage"):
-        raise DataError(
-            "adapters are not trained in a pipeline",
-            where="--mesh",
-            why="a pipeline makes the gradients of all parameters of its stages",
-            fix="the axes fsdp and model, or no --lora",
-        )
+    check(settings, layout)
     trained, frozen = params, None
     if settings.rank:
         trained, frozen = layout.replicated(init_adapters(params, settings)), params
@@ -290,13 +284,24 @@ def run(
     return Result(layout.whole(trained), None, history)
 
 
+def check(settings: Settings, layout: placement.Layout) -> None:
+    """Raise DataError if adapters are asked for on a mesh that does not train them."""
+    if settings.rank and layout.plan.has("stage"):
+        raise DataError(
+            "adapters are not trained in a pipeline",
+            where=f"--mesh {sharded.spelled(dict(layout.plan.mesh.shape))}",
+            why="a pipeline makes the gradients of all parameters of its stages",
+            fix="the axes fsdp and model, or no --lora",
+        )
+
+
 def _history(saves: io.Checkpointer, settings: Settings, layout: placement.Layout) -> report.History:
     facts = saves.facts()
-    if facts["packed"] != layout.packed:
+    if facts.get("packed", []) != layout.packed:
         raise DataError(
             f"{saves.folder} has checkpoints of another form",
             where=str(saves.folder),
-            why=f"axes that change the form of parameters were {facts['packed']}, and are {layout.packed}",
+            why=f"axes that change the form of parameters were {facts.get('packed', [])}, and are {layout.packed}",
             fix="the same axes model and stage, or another folder: --out",
         )
     if facts["settings"] != dataclasses.asdict(settings) | {"targets": list(settings.targets)}:

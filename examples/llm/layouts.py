@@ -35,15 +35,14 @@ def layout(
     Raises:
       DataError: the axes do not combine, or do not divide the model or the batch.
     """
-    axes = {axis: size for axis, size in (asked or {}).items() if size != -1}
+    axes = devices.sizes(asked)
     placement.check(config, axes)
     sizes = gpt.Config(config.layers, config.heads, config.width, length, config.vocab, config.experts)
-    found = devices.layout(asked, sizes, batch, **how)
-    axes = {} if found.plan.mesh is None else dict(found.plan.mesh.shape)
-    placement.check(config, axes)
-    if how.get("routing") == "all_to_all" and config.key_heads % (axes.get("seq", 1) * axes.get("model", 1)):
+    found = devices.layout(axes, sizes, batch, **how)
+    ranks = axes.get("seq", 1) * axes.get("model", 1)
+    if how.get("routing") == "all_to_all" and config.key_heads % ranks:
         raise DataError(
-            f"{config.key_heads} key heads cannot be divided among {axes.get('seq', 1)} devices",
+            f"{config.key_heads} key heads cannot be divided among {ranks} devices",
             where="--routing all_to_all",
             why="it trades tokens of all heads for all tokens of some heads",
             fix="--routing ring or all_gather",

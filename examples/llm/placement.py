@@ -93,7 +93,7 @@ def check(config: Config, axes: Mapping[str, int], ends: str | None = None) -> N
     Args:
       ends: the axis that must divide the vocabulary; without one, it is padded along "model".
     """
-    where = sharded.spelled(axes)
+    where = f"--mesh {sharded.spelled(axes)}"
     if others := sorted(axes.keys() - set(AXES)):
         raise DataError(
             f"{others[0]!r} is no axis that a model is divided along",
@@ -117,7 +117,7 @@ def check(config: Config, axes: Mapping[str, int], ends: str | None = None) -> N
                 why=f"the axis {axis!r} divides them",
                 fix=f"{axis}={fitting[-1]}, or another axis",
             )
-    if "expert" in axes and not config.experts:
+    if axes.get("expert", 1) > 1 and not config.experts:
         raise DataError(
             f"a {config.architecture} model has no experts",
             where=where,

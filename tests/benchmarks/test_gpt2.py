@@ -136,6 +136,17 @@ def test_heads_that_do_not_divide_are_left_out():
     assert layers == {"--layers=12", "--layers=16"}  # the latter counts: two chunks on each of eight
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--layouts", "context,contxt"], "'contxt' is no layout"), (["--gpus", "0"], "0 is less than 1")],
+    ids=["layout", "gpus"],
+)
+def test_other_layouts_and_numbers_of_gpus_are_refused(words, said, capsys):
+    with pytest.raises(SystemExit):
+        multi_gpu._parser().parse_args(words)
+    assert said in capsys.readouterr().err
+
+
 def test_libraries_and_layouts_are_chosen():
     words = ["--gpus", "2", "--libraries", "torch", "--layouts", "context,zero1"]
     found = [

@@ -7,8 +7,8 @@ no device is needed. Lines of source files are masked, so that editing a family 
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,10 +56,12 @@ def every() -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where to write the texts")
+    folder = parser.parse_args().folder
     config.plan_cache = False
     config.host_compiler = "always"
     config.cpu_devices = 8
-    folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in every().items():
         (folder / file).write_text(text, encoding="utf-8")

@@ -109,12 +109,12 @@ def strategies(groups: Groups, mesh: AbstractMesh, alone: bool = True) -> list[S
     wide = _wide(mesh)
     if not wide:
         return [(Along(),) * len(mesh.axis_names)]
+    found: list[Strategy] = []
     if len(wide) == 1:
         others = [*tensor, *sequence] if alone or mesh.size <= ISLAND else []
         found = [(along,) for along in [*data, *others, *([] if batch else [Along()])]]
     else:
         last = [*tensor, *sequence] if alone else tensor[:1]
-        found = []
         for outer in data:
             same = (outer,) * (len(wide) - 1)
             found += [(*same, along) for along in ([outer, *last] if alone or not last else last)]

@@ -45,7 +45,7 @@ def by_turns(fun: Callable[[Any, T], Any]) -> Callable[[Any, Sequence[T]], tuple
 
     @functools.wraps(fun)
     def turned(shared: Any, parts: Sequence[T]) -> tuple[Any, ...]:
-        trace = current_trace("by_turns")
+        trace, parts = current_trace("by_turns"), tuple(parts)  # may be a generator
         of_parts = [likes(part, trace) for part in parts]
         kinds = {_kind(p) for p in of_parts}
         if len(kinds) != 1:

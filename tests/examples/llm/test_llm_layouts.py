@@ -243,12 +243,21 @@ def test_commands(options, text, tmp_path, capsys):
             r"2 key heads cannot be divided among 4 devices.*--routing ring",
         ),
         (
+            ["--mesh", "seq=2,model=2", "--routing", "all_to_all"],
+            r"2 key heads cannot be divided among 4 devices.*--routing ring",
+        ),
+        (["--chunks", "2"], r"--chunks 2 without an axis stage.*leave --chunks out"),
+        (["--accumulate", "3"], r"a batch of 4 cannot.*--accumulate 3.*--batch 6"),
+        (
             ["--mesh", "stage=2", "--pipeline-schedule", "interleaved"],
             r"2 layers cannot be divided into 4 parts.*2 instead of 4",
         ),
         (["--routing", "all_gather"], r"--routing all_gather without an axis seq.*--mesh seq=2"),
-        (["--mesh", "stage=2", "--lora", "4"], r"adapters are not trained in a pipeline.*fsdp and model"),
-        (["--mesh", "data=2", "--qlora"], r"quantized weights are on one device"),
+        (
+            ["--mesh", "stage=2", "--lora", "4"],
+            r"adapters are not trained in a pipeline.*--mesh stage=2.*fsdp and model",
+        ),
+        (["--mesh", "data=2", "--qlora"], r"quantized weights are on one device.*--mesh data=2.*codes"),
         (["--experts", "4", "--qlora"], r"matrices of experts are not quantized"),
         (["--experts", "4", "--lora", "2", "--targets", "up"], r"up of experts has no adapters"),
         (["--layers", "3", "--model", "somewhere"], r"--layers with a model"),
@@ -260,7 +269,23 @@ def test_what_does_not_combine_is_explained(options, message, text, tmp_path, ca
     if "interleaved" in options:
         options = [*options, "--accumulate", "2"]
     assert cli.main([*RUN, *options, "--data", text, "--out", out]) == 2
-    assert re.search(f"(?s){message}", capsys.readouterr().err)
+    said = capsys.readouterr()
+    assert re.search(f"(?s){message}", said.err)
+    assert "parameters" not in said.out  # before weights are read
+
+
+def test_the_size_of_an_axis_can_be_that_of_all_devices(monkeypatch, capsys):
+    monkeypatch.setattr(bf.config, "cpu_devices", 2)
+    assert cli.main(["generate", "--mesh", "model=-1", "--tokens", "2"]) == 0
+    monkeypatch.setattr(bf.config, "cpu_devices", 3)
+    assert cli.main(["generate", "--mesh", "model=-1"]) == 2
+    assert "2 key heads cannot be divided among 3 devices" in capsys.readouterr().err
+
+
+def test_an_axis_of_one_device_needs_no_experts(monkeypatch):
+    monkeypatch.setattr(bf.config, "cpu_devices", 1)
+    found = layouts.layout({"expert": 1}, DENSE, 4, 16)
+    assert dict(found.plan.mesh.shape) == {"expert": 1}
 
 
 def test_a_token_is_not_generated_along_stages(capsys):

@@ -20,7 +20,9 @@ ALL, ONE = (0, 1, 2, 3), (0, 1)
         ("all_reduce", ALL, {}, 2 * 3 + 1),  # a ring of two hosts: two steps, of half of the bytes
         ("all_gather", ALL, {"dim": 0}, 3 + 2),  # half of the result, of four operands
         ("reduce_scatter", ALL, {"dim": 0}, 3 + 0.5),
-        ("all_to_all", (1, 3), {}, 3 + 0.5),
+        ("all_to_all", (1, 3), {}, 3 + 2 * 0.5),  # and as much of the group (0, 2), over the same link
+        ("permute", (1, 3), {"perm": ((0, 1),)}, 3 + 2),
+        ("permute", ALL, {"perm": ((0, 2), (1, 3))}, 3 + 2),
         ("permute", ALL, {"perm": ((0, 1), (1, 2))}, 3 + 1),
         ("permute", ALL, {"perm": ((0, 1), (2, 3))}, 0),
         ("all_reduce", ONE, {}, 0),
@@ -45,16 +47,15 @@ def test_ranks_wait_and_values_are_the_same(monkeypatch):
 
     monkeypatch.setattr(config, "simulated_network", TEXT)
     assert run_ranks(mesh, program) == [6.0] * 4
-    assert waits == [pytest.approx(6e-3 + 8e-6)] * 4  # of the second sum
+    assert waits == [pytest.approx(6e-3 + 2 * 8e-6)] * 4  # of the second sum, of two groups
 
 
 @pytest.mark.parametrize("text", ["2", "2hosts,3,1GB/s", "0hosts,1us,1GB/s", "2hosts,1us,0GB/s", "two hosts"])
-def test_other_forms(text, monkeypatch):
-    monkeypatch.setattr(config, "simulated_network", text)
+def test_other_forms_are_refused_when_the_flag_is_set(text):
     with pytest.raises(
         errors.ValueRangeError, match=r"(?s)'simulated_network' cannot be.*2hosts,100us,10GB/s"
     ):
-        simulated_network.wait("all_reduce", 8, ALL, 4)
+        config.update("simulated_network", text)
 
 
 def test_hosts_that_do_not_divide_the_ranks(monkeypatch):

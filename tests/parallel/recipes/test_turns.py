@@ -68,6 +68,17 @@ def test_parts_have_the_values_and_gradients_of_the_whole(of, rows, turns):
     same(mapped(turns)(PARAMS, X), mapped(1)(PARAMS, X), rtol=1e-4)
 
 
+def test_parts_may_be_those_of_a_generator():
+    p = {name: v[0] for name, v in PARAMS.items()}
+    specs = {"up": P(None, "model"), "down": P("model")}
+
+    def mapped(of):
+        return bf.shard_map(of, mesh=MESH, in_specs=(specs, P()), out_specs=P())
+
+    turned = mapped(lambda p, x: bnp.concatenate(by_turns(layer)(p, (part for part in bnp.split(x, 2)))))
+    same(turned(p, X), mapped(layer)(p, X), rtol=1e-4)
+
+
 def test_each_part_computes_up_to_its_next_collective():
     f = bf.shard_map(model(layer, 2), mesh=MESH, in_specs=(SPECS, P()), out_specs=P())
     names = [e.prim.name for e, _ in equations(bf.make_jaxpr(f)(PARAMS, X))]

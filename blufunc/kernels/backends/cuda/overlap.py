@@ -2,10 +2,9 @@
 
 Kernels, stage 5, after ``fusion/fuse.py``. In: the steps of a fusion. Out: the same steps reordered: some matmuls are
 delayed to overlap with a collective whose result the next work needs, and pointwise work that reads such a result waits
-until its own is read. With tensor parallelism each layer has four such
-collectives in the backward pass. Its weight gradients, which only the optimizer reads, take about as long: without
-overlap, SMs idle during the collectives. Pipelines delay weight gradients likewise (Qi et al., "Zero Bubble Pipeline
-Parallelism", 2023).
+until its own is read. With tensor parallelism each layer has four such collectives in the backward pass. Its weight
+gradients, which only the optimizer reads, take about as long: without overlap, SMs idle during the collectives.
+Pipelines delay weight gradients likewise (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
 """
 
 from __future__ import annotations
@@ -133,8 +132,8 @@ def _late_readers(steps: Sequence[Step]) -> list[Step]:
     """Pointwise readers of collectives, moved to where their results are read.
 
     Where a batch is in parts, a residual sum waits for the collective of one part, and matmuls of the other would wait
-    for it. It moves only past matmuls of the minimum time, and not if it writes less than what it reads of a
-    collective (a conversion of gathered parameters), since what it reads stays in memory longer.
+    for it. It moves only past matmuls of the minimum time, and not if it writes less than the largest value
+    that it reads of a collective (a conversion of gathered parameters), since what it reads stays in memory longer.
     """
     makers = _makers(steps)
     before = list(itertools.accumulate((_product(s) for s in steps), initial=0.0))

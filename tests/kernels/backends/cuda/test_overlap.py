@@ -290,7 +290,7 @@ class Value:
 
 
 def late(rows, monkeypatch):
-    """Steps before and after: letters (pointwise, product, collective) and operands."""
+    """Steps before and after: letters (pointwise, conversion, product, collective)."""
     seconds = lambda kind: lambda s: 1e-3 if getattr(s, "kind", None) == kind else 0.0
     monkeypatch.setattr(overlap, "Region", Pointwise)
     monkeypatch.setattr(overlap, "_product", seconds("p"))
@@ -298,8 +298,8 @@ def late(rows, monkeypatch):
     steps, values = [], []
     for kind, back in rows:
         inputs = [values[-b] for b in back if b <= len(values)]
-        values.append(Value(4))
-        if kind == "k":
+        values.append(Value(2 if kind == "c" else 4))
+        if kind in "kc":
             steps.append(Pointwise(inputs, values[-1]))
         else:
             steps.append(Work(kind, inputs, values[-1]))
@@ -333,6 +333,7 @@ LATE = {
     "not past nothing": ([("e", []), ("k", [1]), ("k", []), ("p", [2])], [0, 1, 2, 3]),
     "not if the next product reads it": ([("e", []), ("k", [1]), ("p", [1]), ("p", [])], [0, 1, 2, 3]),
     "not without a collective": ([("p", []), ("k", [1]), ("p", []), ("p", [2])], [0, 1, 2, 3]),
+    "not a conversion to fewer bytes": ([("e", []), ("c", [1]), ("p", []), ("p", [2])], [0, 1, 2, 3]),
     "results last": ([("e", []), ("k", [1]), ("p", [])], [0, 2, 1]),
 }
 
