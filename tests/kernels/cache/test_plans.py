@@ -361,7 +361,8 @@ def test_all_that_planning_reads_is_in_the_key(folder, monkeypatch):
 @pytest.mark.parametrize("flag", sorted(plan_store._CHANGES_NO_PLAN - {"plan_cache"}))
 def test_flags_that_change_no_plan_are_not(flag, folder, monkeypatch):
     before = key_under("nothing", monkeypatch)
-    monkeypatch.setattr(config, flag, {"debug": "memory", "check": not config.check}[flag])
+    other = {"debug": "memory", "check": not config.check, "simulated_network": "2hosts,100us,10GB/s"}
+    monkeypatch.setattr(config, flag, other[flag])
     assert key_under("nothing", monkeypatch) == before
 
 
