@@ -31,6 +31,7 @@ def sections():
             yield pytest.param(name.strip(), *blocks, id=name.strip())
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("name, broken, mended", list(sections()))
 def test_error_examples(name, broken, mended, monkeypatch):
     monkeypatch.setattr(bf.config, "debug_key_reuse", False)  # restored after the example that sets it
@@ -53,6 +54,7 @@ def test_every_error_has_its_section():
             assert f"| [`{cls.__name__}`](#{cls.__name__.lower()}) | {bases} |" in text
 
 
+@pytest.mark.second
 @pytest.mark.parametrize(
     "page",
     [
@@ -82,6 +84,7 @@ PAGES = [
 ]
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.filterwarnings("ignore::blufunc.errors.HostPrimitiveWarning")  # a page says when it comes
 def test_pages_print_what_they_show(page, monkeypatch, tmp_path):

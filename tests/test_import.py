@@ -38,6 +38,7 @@ def loaded_by(program: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.second
 @pytest.mark.parametrize(
     "program",
     [

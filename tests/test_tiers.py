@@ -112,6 +112,12 @@ def test_more_takes_a_part_of_each_family():
     }
 
 
+def test_second_moves_the_sample_of_a_family():
+    plain, second = (cases("test_large", 10 * STRIDE, markers=m) for m in ((), {"second": None}))
+    assert quick(second) == set()
+    assert set() < quick(plain) <= more(second, set())
+
+
 @pytest.mark.slow
 def test_tiers_divide_the_tests(tmp_path):
     """With xdist, whose workers count what is left out."""

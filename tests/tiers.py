@@ -2,17 +2,18 @@
 
 In: the collected tests. Out: those of one tier. The tiers divide the tests: none runs twice or never.
 
-- *quick*: all tests but those marked ``slow`` or ``peer`` (``make test-peers`` runs the latter separately). Of
+- *quick*: all tests but those marked ``slow``, ``second`` or ``peer`` (``make test-peers`` runs the latter). Of
   a large parametrized test a sample: the first and the last case, one of each ``STRIDE`` between them, and each
   case with a parameter value that is new, so that each row of a table of operations is here at least once.
   ``sampled(n)`` replaces this rule for a family with costly cases: n cases, evenly spaced;
   ``sampled(n, "word")`` takes them from those with the word in their id, such as one of several devices.
-- *more*: of what is left of each test, every ``RARE``-th case, or all where they are few.
+- *more*: of each test marked ``second`` the sample that quick would have; of what is left of each test, every
+  ``RARE``-th case, or all where they are few.
 - *sweep*: the others. All cases of all tests take an hour of two cores, and CI has a quarter of one.
 """
 
 import zlib
-from collections.abc import Container, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence, Set
 from typing import Any
 
 import pytest
@@ -28,8 +29,12 @@ FEW = 2
 
 def quick(items: Sequence[pytest.Item]) -> set[str]:
     """Node ids of the quick tier; depends only on order, markers and parameters."""
-    fast = (i for i in items if not (i.get_closest_marker("slow") or i.get_closest_marker("peer")))
-    families = _families(fast)
+    fast = [i for i in items if not any(map(i.get_closest_marker, ("slow", "second", "peer")))]
+    return _sampled(_families(fast))
+
+
+def _sampled(families: dict[str, list[pytest.Item]]) -> set[str]:
+    """Node ids of a sample of each family."""
     chosen: set[str] = set()
     seen: set[Hashable] = set()
     for name, cases in families.items():
@@ -39,10 +44,11 @@ def quick(items: Sequence[pytest.Item]) -> set[str]:
     return chosen
 
 
-def more(items: Sequence[pytest.Item], first: Container[str]) -> set[str]:
+def more(items: Sequence[pytest.Item], first: Set[str]) -> set[str]:
     """Node ids of the second tier: of each family a part of what ``first`` leaves."""
-    chosen: set[str] = set()
-    for name, cases in _families(item for item in items if item.nodeid not in first).items():
+    chosen = _sampled(_families(item for item in items if item.get_closest_marker("second")))
+    taken = chosen | first
+    for name, cases in _families(item for item in items if item.nodeid not in taken).items():
         n = len(cases)
         kept = range(n) if n <= FEW else range(_phase(name, min(RARE, n)), n, RARE)
         chosen.update(cases[i].nodeid for i in kept)

@@ -210,6 +210,7 @@ CASES = [
 ]
 
 
+@pytest.mark.second
 @pytest.mark.sampled(12)
 @needs_nvrtc
 @pytest.mark.parametrize(("name", "arch"), CASES)
@@ -219,6 +220,7 @@ def test_device_sources_compile(name, arch):
     assert len(resources(binary)) == source.count('extern "C" __global__')
 
 
+@pytest.mark.second
 @pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", HOST_SOURCES)
 def test_host_sources_compile(name):

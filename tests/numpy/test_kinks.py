@@ -165,6 +165,7 @@ def second_by_differences(f, x, h=1e-3):
     return first, second
 
 
+@pytest.mark.second
 @pytest.mark.parametrize(
     "f, x, value, first, second",
     [pytest.param(*row[1:], id=f"{row[0]}.{name_of(row[1])}({row[2]})") for row in ONE],

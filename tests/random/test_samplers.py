@@ -135,6 +135,7 @@ def test_randint_reaches_the_whole_range():
 # -- distributions ---------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     "samples, cdf",
@@ -254,6 +255,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.second
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_jit_and_vmap_draw_the_same(name):

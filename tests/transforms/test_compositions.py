@@ -367,6 +367,7 @@ def test_every_order_of_three(names):
     check(names, EVERYTHING)
 
 
+@pytest.mark.second
 @pytest.mark.parametrize(
     "names",
     [

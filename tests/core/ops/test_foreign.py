@@ -57,6 +57,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.second
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_take_tensors(name):

@@ -182,6 +182,7 @@ def test_plans_for_a_gpu_come_back(name, arch, folder, monkeypatch):
     assert in_steps == {id(k) for ws in found.wanted.values() for w in ws for k in w.kernels}
 
 
+@pytest.mark.second
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_plans_for_the_cpu_come_back(name, folder, monkeypatch):

@@ -93,6 +93,7 @@ def compiler():
     return found
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtypes.short_name)
 def test_against_numpy(compiler, dtype):
     """All primitives at one dtype, as one kernel with an output for each."""

@@ -118,6 +118,7 @@ def test_names_are_those_of_the_arguments():
     assert len(set(kernels(update, [{"weight": X, "scale": X}] * 3))) == 2
 
 
+@pytest.mark.second
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(0, 80, 20))
 def test_random_programs(first):

@@ -111,6 +111,7 @@ def test_a_product_before_the_peak_does_not_help(monkeypatch):
     assert gates(made) and not gates(default) and not both(made)
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("share", [0.9, 0.75, 0.5])
 def test_less_memory(share, large):
     """Plans fit, also if matmuls are repeated and the peak moves after some of them."""

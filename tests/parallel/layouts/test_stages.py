@@ -78,6 +78,7 @@ def test_the_best_depth_is_that_of_all_depths():
 
 
 # measured: 0.76 to 0.92 of the times that plans of the recipe have, and 0.86 to 1.1 of their peaks
+@pytest.mark.second
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved"])
 def test_pipelines_are_near_the_plans_of_the_recipe(name):
     mesh = AbstractMesh((4,), ("x",))

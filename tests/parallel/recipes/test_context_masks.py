@@ -63,6 +63,7 @@ def whole(**form):
     return lambda *qkv: nn.dot_product_attention(*qkv, **form)
 
 
+@pytest.mark.second
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("order", ORDERS)

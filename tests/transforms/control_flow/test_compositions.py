@@ -243,6 +243,7 @@ def test_checkpoint_inside(name):
     close(grad(f)(xs), grad(g)(xs))
 
 
+@pytest.mark.second
 @pytest.mark.sampled(2)
 @ALL
 def test_inside_a_rule_of_forward_mode(name):

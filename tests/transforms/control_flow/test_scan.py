@@ -449,6 +449,7 @@ COMPOSED = {
 }
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("name", COMPOSED)
 def test_compositions(name):
     f = lambda run: lambda p, x: COMPOSED[name](run, p, x)

@@ -81,6 +81,7 @@ def through_rule(f):
     return g
 
 
+@pytest.mark.second
 @WRAP
 def test_the_rule_is_used(wrap):
     f = wrap(triple)

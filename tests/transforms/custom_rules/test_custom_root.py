@@ -194,6 +194,7 @@ def along(f, ts):
     return lambda xs: sum([(a * t).sum() for a, t in zip(grad(f)(xs), ts, strict=True)], 0.0)
 
 
+@pytest.mark.second
 @pytest.mark.sampled(4)
 @ALL
 def test_roots(name):

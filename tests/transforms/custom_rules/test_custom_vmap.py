@@ -130,6 +130,7 @@ def test_pytrees_and_arguments_that_are_not_batched():
     close(total, {"a": arr(np.full((3, 2), 20.0)), "b": 4 * p["b"]})
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0), (1, 0), (-1, None)], ids=str)
 def test_a_right_rule_changes_nothing(axes):
     """All derivatives over all axes: primal, tangent or both batched."""

@@ -300,6 +300,7 @@ row_sums = bf.cuda_kernel(
 )
 
 
+@pytest.mark.second
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "kernel, args",

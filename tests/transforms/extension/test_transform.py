@@ -148,6 +148,7 @@ AROUND = {
 }
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("inner", AROUND)
 @pytest.mark.parametrize("outer", AROUND)
 def test_orders(outer, inner):

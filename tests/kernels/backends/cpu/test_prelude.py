@@ -250,6 +250,7 @@ def assert_agrees(prim, name, xs, got, params):
         pytest.fail(f"{label}, {wrong.sum()} of {wrong.size} differ:\n" + "\n".join(shown))
 
 
+@pytest.mark.second
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", C_TYPES)
 def test_primitives(compiler, rng, name):

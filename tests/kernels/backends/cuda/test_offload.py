@@ -574,6 +574,7 @@ def test_a_budget_offloads_where_that_is_cheaper(share, most):
     assert "offloaded to the memory of the host instead of saved" in str(made)
 
 
+@pytest.mark.second
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("layers", [residual_layers, residual_scan], ids=["layers", "scan"])
 def test_results_within_a_budget_are_the_same(layers, cuda, fake, mode, monkeypatch):

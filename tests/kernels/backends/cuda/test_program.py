@@ -109,6 +109,7 @@ def control_flow(name, device, rtol=1e-9):
         same(f(*there), want, rtol)
 
 
+@pytest.mark.second
 @pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_control_flow(name, cuda):

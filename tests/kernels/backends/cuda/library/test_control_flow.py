@@ -145,6 +145,7 @@ def repeating(monkeypatch):
     monkeypatch.setattr(loops, "MOST_STEPS", 5)
 
 
+@pytest.mark.second
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_loops_are_nodes(name, fake, cuda, repeating):
@@ -153,6 +154,7 @@ def test_loops_are_nodes(name, fake, cuda, repeating):
     assert in_one_kernel or name in ("no round", "few rounds") or fake.nodes
 
 
+@pytest.mark.second
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_loops_of_the_host(name, fake, cuda, monkeypatch):
@@ -161,6 +163,7 @@ def test_loops_of_the_host(name, fake, cuda, monkeypatch):
     assert not fake.nodes
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_loops_without_conditional_nodes(name, fake, cuda, monkeypatch):
     monkeypatch.setattr(conditional, "why_not", lambda: "the driver is old")

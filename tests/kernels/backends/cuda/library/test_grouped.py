@@ -139,6 +139,7 @@ COMPILED = {
 }  # fmt: skip
 
 
+@pytest.mark.second
 @needs_nvrtc
 @pytest.mark.parametrize("name", COMPILED)
 def test_it_compiles_without_spills(name):

@@ -346,6 +346,7 @@ def shapes_of(name, sizes, dtype):
 SIZES = [(512, 64, 512, 512), (64, 256, 8, 512), (64, 1, 8, 512), (64, 1024, 8, 128), (9, 37, 8, 72)]
 
 
+@pytest.mark.second
 @needs_nvrtc
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -457,6 +458,7 @@ def runs(host, name, dtype, sizes, units, rows=16, **changes):
         agree(given, expected, dtype)
 
 
+@pytest.mark.second
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)

@@ -167,6 +167,7 @@ def chain(fun, args):
             yield eqn, [np.ascontiguousarray(x) for x in operands], [np.asarray(r) for r in results]
 
 
+@pytest.mark.second
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
@@ -240,6 +241,7 @@ def check_broken(name, eqn, operands, got, want):
         assert not np.isfinite(got[0][1]).all()
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_matrices_on_the_host(name, host):
     fun, *args = broken(name)

@@ -87,6 +87,7 @@ LOSSES = {  # options, operands, and the reason without a kernel: a part of the 
 }
 
 
+@pytest.mark.second
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", LOSSES)
 def test_which_losses_have_kernels_and_that_they_mean_the_same(name, fake, cuda):

@@ -194,6 +194,7 @@ def test_selections_on_the_host(length, k, host):
     np.testing.assert_array_equal(got, lax.top_k(bnp.asarray(x), k)[1])
 
 
+@pytest.mark.second
 @needs_nvrtc
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ORDERED, ids=str)

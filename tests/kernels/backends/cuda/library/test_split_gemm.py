@@ -81,6 +81,7 @@ def operands(equation, sizes=()):
     ]
 
 
+@pytest.mark.second
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_what_the_kernel_multiplies(name, fake, cuda):
@@ -148,6 +149,7 @@ def test_flops_are_those_of_three_products(cuda):
 # -- what they mean ----------------------------------------------------------------------------------
 
 
+@pytest.mark.second
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", CASES)
 def test_values(name, cuda, any_size):

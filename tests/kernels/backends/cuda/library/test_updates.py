@@ -114,6 +114,7 @@ KERNELS = {
 }  # fmt: skip
 
 
+@pytest.mark.second
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_kernel_on_the_host(name, host):
@@ -137,6 +138,7 @@ def test_the_kernel_compiles(name):
     nvrtc.build(updates.source(eqn, [dense(eqn.invars[2].aval)]), "sm_80", "update")
 
 
+@pytest.mark.second
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("rounds", [3, 40])
 @pytest.mark.parametrize(

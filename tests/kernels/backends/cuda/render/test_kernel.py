@@ -76,6 +76,7 @@ def cases(machine):
     return found, machine.compile([w for _, w in found.values()])
 
 
+@pytest.mark.second
 @pytest.mark.sampled(24, "[host-")
 @pytest.mark.parametrize("name", CASES)
 def test_against_numpy(machine, cases, name):
@@ -129,6 +130,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.second
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BY_HAND)
 def test_schedules(machine, name):
@@ -190,6 +192,7 @@ def _check(machine, lowered, name):
         agree(kernel, got, want)
 
 
+@pytest.mark.second
 @pytest.mark.sampled(24, "[host-")
 @pytest.mark.parametrize("name", SMALL_CASES)
 def test_functions_against_the_interpreter(machine, lowered, name):
@@ -213,6 +216,7 @@ def test_functions_in_place(machine, lowered_in_place, name):
     _check(machine, lowered_in_place, name)
 
 
+@pytest.mark.second
 @pytest.mark.parametrize(
     "target", [differential.SMALL, differential.LIKE_A_GPU, CUDA], ids=["small", "grouped", "cuda"]
 )

@@ -86,6 +86,7 @@ COMPILED = [(f"{kind} of {dtype}", arch) for dtype, kind, arch in pairwise(C_TYP
 COMPILED += [(name, arch) for name in BLOCKS for arch in ARCHITECTURES]
 
 
+@pytest.mark.second
 @pytest.mark.sampled(6)
 @needs_nvrtc
 @pytest.mark.parametrize("what, arch", COMPILED)
@@ -128,6 +129,7 @@ def host(tmp_path_factory):
     return Host(tmp_path_factory.mktemp("host"))
 
 
+@pytest.mark.second
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", C_TYPES)
 def test_functions_on_the_host(dtype, host, rng):

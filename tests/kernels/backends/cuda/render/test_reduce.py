@@ -33,11 +33,13 @@ def test_reductions_and_scans(threads, launch, rng):
     check_reductions(launch, threads, rng)
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("threads", [32, 96, 256, 1024])
 def test_moments(threads, launch, rng):
     check_moments(launch, threads, rng)
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("case", EXTREMUM_CASES)
 @pytest.mark.parametrize("name", EXTREMA)
 def test_extrema(name, case, launch):

@@ -63,6 +63,7 @@ IN_BULK = {  # a function, its arguments, the number of pieces, and of vectors o
 }
 
 
+@pytest.mark.second
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", IN_BULK)
 def test_rows_are_copied_in_bulk(machine, name):

@@ -86,6 +86,7 @@ def expected(shape, arrays, mods, tables, scale):
     return [np.asarray(x) for x in attention_call._forward(*args, **how)]
 
 
+@pytest.mark.second
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [BF16, F16])
 @pytest.mark.parametrize("name", MODS)
