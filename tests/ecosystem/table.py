@@ -33,10 +33,7 @@ SUITES = {  # folder, the paths in it with tests, and the step of samples of a f
     "optax": ("optax-0.2.8", ["optax"], 6),
 }
 IN_REPOSITORIES = {  # likewise, of libraries whose tests are in their repositories, and not in their distributions
-    "diffrax": ("diffrax-0.7.2", ["test"], 12),
     "equinox": ("equinox-0.13.8", ["tests"], 1),
-    "lineax": ("lineax-0.1.1", ["tests"], 60),
-    "optimistix": ("optimistix-0.1.0", ["tests"], 12),
 }
 NOT_COUNTED = {  # patterns of messages of tests that ask for more than JAX's functions
     r"tensorflow|jax2tf": "TensorFlow",
@@ -48,7 +45,10 @@ NOT_COUNTED = {  # patterns of messages of tests that ask for more than JAX's fu
     r"No \d+ CPUs available|takes \d+ devices, and 1": "several devices",
 }
 WITHOUT = {  # libraries whose source distributions have no tests: the program of ``programs`` stands for them
+    "diffrax": "0.7.2",
     "jaxtyping": "0.3.11",
+    "lineax": "0.1.1",
+    "optimistix": "0.1.0",
 }
 
 HEAD = """# Libraries on blufunc
@@ -78,8 +78,8 @@ SciPy takes the arrays, too, where it follows the array API standard: set `SCIPY
 gradients. The table, which `tests/ecosystem/table.py` wrote, counts the libraries' own tests on blufunc: evenly spaced
 samples, on a CPU with one device, 60 seconds each. Tests that fail on JAX 0.10.2, too, are not counted, nor are those
 that need what neither has: TensorFlow, other packages, XLA's text, files that the source distribution lacks, processes
-of their own, or several devices. The tests of diffrax, equinox, lineax and optimistix are
-files of their repositories that fit the version, as their distributions have none.
+of their own, or several devices. The tests of equinox are 32 files of its repository that fit the version, as its
+distribution has none.
 
 """
 
