@@ -36,6 +36,8 @@ TESTED_ELSEWHERE = {
     "affine_recurrence": ("tests/transforms/control_flow/test_associative_scan.py", "affine_recurrence"),
     "scan": ("tests/transforms/control_flow/test_scan.py", "scan("),
     "sharding_constraint": ("tests/parallel/partition/test_partition.py", "constrain("),
+    "claim": ("tests/parallel/partition/test_explicit_types.py", "auto_axes("),
+    "release": ("tests/parallel/partition/test_explicit_types.py", "auto_axes("),
     "reshard": ("tests/parallel/programs/test_shard.py", "reshard("),
     "checkpoint": ("tests/transforms/checkpointing/test_checkpoint.py", "checkpoint("),
     "custom_jvp_call": ("tests/transforms/custom_rules/test_custom_jvp.py", "@custom_jvp"),
