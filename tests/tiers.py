@@ -22,7 +22,7 @@ TIERS = ("quick", "more", "sweep", "all")
 SMALL = 8
 """Families of at most this number of cases are quick in full."""
 STRIDE = 16
-RARE = 24
+RARE = 16
 FEW = 2
 """At most this number of cases that quick leaves are all in the second tier."""
 
